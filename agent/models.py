@@ -1,0 +1,155 @@
+"""From the name of a model in a config to a checked folder on this machine.
+
+Knows nothing about what the weights mean, prompts or training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from safetensors import SafetensorError, safe_open
+
+import agent.tiny
+import agent.tiny_tokenizer
+from agent.families import family_of
+from agent.tiny import TinySpec, build_tiny
+from configs.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TINY_PREFIX = "tiny:"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.jinja"]
+_TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+
+
+def resolve_model(path: str, cache_dir: Path) -> Path:
+    """Folder of a model: `tiny:NAME` is built into `cache_dir` once, a hub id is downloaded, a folder is checked.
+
+    Raises:
+        ConfigError: the name means nothing, the hub does not answer, or the folder lacks something.
+    """
+    if path.startswith(TINY_PREFIX):
+        folder = _tiny_folder(path.removeprefix(TINY_PREFIX), cache_dir)
+    elif Path(path).expanduser().is_dir():
+        folder = Path(path).expanduser()
+    elif _HUB_ID.fullmatch(path):
+        folder = _download(path)
+    else:
+        raise ConfigError(
+            f"model path {path!r} is no folder, no hub id (owner/name) and no tiny:NAME. Correct model.path."
+        )
+    check_model_folder(folder)
+    return folder
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that could not be loaded, before anything is started.
+
+    Raises:
+        ConfigError: config, weights, tokenizer or processor are missing or damaged, or the architecture is unknown.
+    """
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ConfigError(f"model folder {folder} has no config.json. Point model.path at a Hugging Face model folder.")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model folder {folder}: config.json is not JSON ({error}). Fetch it again.") from error
+    try:
+        family_of(config)
+    except ConfigError as error:
+        raise ConfigError(f"model folder {folder}: {error}") from error
+    _check_weights(folder)
+    if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"model folder {folder} has no tokenizer: tokenizer.json, or vocab.json and merges.txt. "
+            "Copy them from the model it was made from."
+        )
+    if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+        raise ConfigError(
+            f"model folder {folder} has no processor: one of {', '.join(_PROCESSOR_FILES)}. "
+            "Copy it from the model it was made from."
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    indexes = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("pytorch_model*.bin.index.json"))
+    if not weights and not indexes:
+        raise ConfigError(
+            f"model folder {folder} has no weights: no *.safetensors and no pytorch_model*.bin. "
+            "Copy the weight files there, or point model.path at a complete folder."
+        )
+    for index in indexes:
+        needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(name for name in needed if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(
+                f"model folder {folder} lacks {len(missing)} of {len(needed)} weight files: {', '.join(missing)}. "
+                "Finish the download or copy."
+            )
+    for file in weights:
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(file, framework="pt"):  # reads the header and compares it with the file's length
+                    pass
+            except SafetensorError as error:
+                raise ConfigError(
+                    f"model folder {folder}: {file.name} ({file.stat().st_size} bytes) is damaged or incomplete "
+                    f"({error}). Fetch it again."
+                ) from error
+
+
+def _download(hub_id: str) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ConfigError(
+            f"model {hub_id!r} is no folder here, is not in the Hugging Face cache, and the hub cannot be reached. "
+            "Download it first and set model.path to its folder, or unset HF_HUB_OFFLINE."
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ConfigError(
+            f"model {hub_id!r}: the hub refused ({error}). Check model.path's spelling; log in if it is private."
+        ) from error
+
+
+def _tiny_folder(name: str, cache_dir: Path) -> Path:
+    spec = TinySpec.parse(name)
+    target = cache_dir / "tiny" / f"{spec.family}-{_tiny_digest(spec)}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
+    try:
+        build_tiny(spec, building)
+        building.chmod(0o755)
+        try:
+            os.rename(building, target)
+        except OSError:
+            if not target.is_dir():  # else another process finished first, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    logger.info("built tiny:%s in %s", name, target)
+    return target
+
+
+def _tiny_digest(spec: TinySpec) -> str:
+    """Digest of the options and of the code that builds: a change of either makes another folder."""
+    digest = hashlib.sha256(spec.canonical_name.encode())
+    for module in (agent.tiny, agent.tiny_tokenizer):
+        assert module.__file__ is not None
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,219 @@
+"""From messages and clips to prompts: chat template, token ids with video placeholders expanded, pixels, positions.
+
+Its output equals what the Hugging Face processor of the model makes of the same frames; both vLLM and the trainer read
+it, so nothing is tokenized or resized twice. Knows nothing about observations, actions or environments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from transformers import AutoConfig, AutoProcessor
+from transformers.video_utils import VideoMetadata
+
+from agent.families import family_of
+from agent.positions import mrope_positions
+from configs.errors import ConfigError, UserError
+from data.types import Media, Prompt
+
+MAX_ASPECT_RATIO = 200
+"""The processors refuse frames that are longer and thinner."""
+
+Clip = UInt8[np.ndarray, "frame height width 3"]
+
+
+class ObservationError(UserError, ValueError):
+    """An environment's observation cannot be shown to a model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conversation:
+    """Chat messages, and the clips that their video parts stand for, in order."""
+
+    messages: Sequence[dict[str, Any]]
+    clips: Sequence[np.ndarray]
+    """Unchecked: `render` refuses what is not `uint8[T, H, W, 3]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Video:
+    """A clip after the video processor."""
+
+    pixel_values: Float[Tensor, "patch feature"]
+    grid_thw: tuple[int, int, int]
+    content_hash: str
+
+
+class PromptRenderer:
+    """Renders conversations for the model in `model_dir`.
+
+    Args:
+        fps: frames a second that the clips' timestamps claim (1/s).
+        min_pixels: smallest area of a frame after resizing (pixels).
+        max_pixels: largest area of a frame after resizing (pixels).
+    """
+
+    def __init__(self, model_dir: Path, *, fps: float, min_pixels: int, max_pixels: int) -> None:
+        if min_pixels > max_pixels:
+            raise ConfigError(f"agent.min_pixels={min_pixels} is over agent.max_pixels={max_pixels}. Lower the first.")
+        config = AutoConfig.from_pretrained(model_dir)
+        self.family = family_of(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
+        self.processor = AutoProcessor.from_pretrained(model_dir)
+        self.tokenizer = self.processor.tokenizer
+        self.chat_template = self.processor.chat_template or self.tokenizer.chat_template
+        if not self.chat_template:
+            raise ConfigError(f"model folder {model_dir} has no chat template. Add its chat_template.jinja.")
+        self.vocab_size = int(config.get_text_config().vocab_size)
+        self._tokens_per_second = float(getattr(config.vision_config, "tokens_per_second", 1.0))
+        self._image_token, self._video_token = config.image_token_id, config.video_token_id
+        self._fps, self._min_pixels, self._max_pixels = fps, min_pixels, max_pixels
+        self._video_processor = self.processor.video_processor
+        self._temporal_patch = int(self._video_processor.temporal_patch_size)
+        self._merge = int(self._video_processor.merge_size)
+        if getattr(self._video_processor, "cap_pixels_per_frame", False) is None:
+            self._video_processor.cap_pixels_per_frame = False  # what unset means, without the warning
+        # The processor rounds this to float32 before it is multiplied into a position.
+        self._seconds_per_grid = float(np.float32(self._temporal_patch / fps))
+
+    def render(self, conversations: Sequence[Conversation]) -> list[Prompt]:
+        """Render many conversations; clips of one shape go through the video processor together.
+
+        Raises:
+            ObservationError: a clip is not `uint8[T, H, W, 3]`, or a text holds a special token.
+        """
+        videos = iter(self._process([clip for conversation in conversations for clip in conversation.clips]))
+        prompts = []
+        for conversation in conversations:
+            clips = [next(videos) for _ in conversation.clips]
+            prompts.append(self._assemble(self._template(conversation.messages), clips))
+        return prompts
+
+    def _template(self, messages: Sequence[dict[str, Any]]) -> str:
+        for message in messages:
+            parts = message["content"]
+            texts = [parts] if isinstance(parts, str) else [part.get("text", "") for part in parts]
+            for token in self.tokenizer.all_special_tokens:
+                if any(token in text for text in texts):
+                    raise ObservationError(
+                        f"a {message['role']} text holds the special token {token}. Remove it: {texts}"
+                    )
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, chat_template=self.chat_template, tokenize=False, add_generation_prompt=True
+            )
+        )
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _process(self, clips: Sequence[np.ndarray]) -> list[_Video]:
+        """Resize, normalise and cut every clip into patches. Equal clips, as a group's first ones are, share theirs."""
+        for clip in clips:
+            _check_clip(clip)
+        padded = [_pad_frames(clip, self._temporal_patch) for clip in clips]
+        hashes = [_frames_hash(clip) for clip in padded]
+        by_shape: dict[tuple[int, ...], dict[str, Clip]] = defaultdict(dict)
+        for clip, frames_hash in zip(padded, hashes, strict=True):
+            by_shape[clip.shape][frames_hash] = clip
+        videos: dict[str, _Video] = {}
+        for distinct in by_shape.values():
+            pixels, grid = self._process_equal(list(distinct.values()))
+            for frames_hash, pixel_values in zip(distinct, pixels, strict=True):
+                content_hash = _digest(f"{frames_hash} {grid} {self._seconds_per_grid}".encode())
+                # A copy of its own: a view would keep the whole batch in memory for as long as one prompt lives.
+                videos[frames_hash] = _Video(pixel_values.clone(), grid, content_hash)
+        return [videos[frames_hash] for frames_hash in hashes]
+
+    def _process_equal(self, clips: Sequence[Clip]) -> tuple[Float[Tensor, "clip patch feature"], tuple[int, int, int]]:
+        """One call of the video processor for clips of one shape."""
+        batch = self._video_processor(
+            videos=[torch.from_numpy(clip) for clip in clips],
+            video_metadata=[VideoMetadata(total_num_frames=len(clip), fps=self._fps) for clip in clips],
+            do_sample_frames=False,
+            size=self.family.pixel_bounds(self._min_pixels, self._max_pixels, len(clips[0])),
+            return_tensors="pt",
+        )
+        time, height, width = batch["video_grid_thw"][0].tolist()
+        return batch["pixel_values_videos"].view(len(clips), time * height * width, -1), (time, height, width)
+
+    def _assemble(self, text: str, videos: Sequence[_Video]) -> Prompt:
+        ids: list[int] = []
+        media: list[Media] = []
+        remaining = iter(videos)
+        for token in self._tokenize(text):
+            if token != self._video_token:
+                ids.append(token)
+                continue
+            video = next(remaining)
+            expanded = self._tokenize(
+                self.family.video_text(
+                    video.grid_thw, merge=self._merge, temporal_patch=self._temporal_patch, fps=self._fps
+                )
+            )
+            media.append(
+                Media(
+                    pixel_values=video.pixel_values,
+                    grid_thw=video.grid_thw,
+                    seconds_per_grid=self._seconds_per_grid,
+                    offset=len(ids) + expanded.index(self._video_token),
+                    num_tokens=expanded.count(self._video_token),
+                    content_hash=video.content_hash,
+                )
+            )
+            ids.extend(expanded)
+        assert next(remaining, None) is None, "the chat template dropped a video"
+        grids = [grid for video in videos for grid in self.family.position_grids(video.grid_thw)]
+        positions = mrope_positions(
+            ids,
+            self._image_token,
+            self._video_token,
+            grids,
+            [self._seconds_per_grid] * len(grids),
+            self._merge,
+            self._tokens_per_second,
+        )
+        return Prompt(tuple(ids), positions, tuple(media), _prompt_key(ids, media))
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _frames_hash(clip: Clip) -> str:
+    return _digest(repr(clip.shape).encode(), np.ascontiguousarray(clip).tobytes())
+
+
+def _prompt_key(ids: Sequence[int], media: Sequence[Media]) -> str:
+    return _digest(np.asarray(ids, dtype=np.int64).tobytes(), *(video.content_hash.encode() for video in media))
+
+
+def _check_clip(clip: Any) -> None:
+    if not isinstance(clip, np.ndarray) or clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
+        found = f"{clip.dtype}{list(clip.shape)}" if isinstance(clip, np.ndarray) else type(clip).__name__
+        raise ObservationError(f"observation clip is {found}. Return frames as uint8[T, H, W, 3], values 0 to 255.")
+    if 0 in clip.shape:
+        raise ObservationError(f"observation clip of shape {list(clip.shape)} is empty. Return at least one frame.")
+    height, width = clip.shape[1:3]
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise ObservationError(
+            f"frames of {height} x {width} pixels are over {MAX_ASPECT_RATIO} times as long as wide. Crop them."
+        )
+
+
+def _pad_frames(clip: Clip, multiple: int) -> Clip:
+    """Repeat the last frame until the frames fill whole temporal patches."""
+    missing = -len(clip) % multiple
+    return np.concatenate([clip, np.repeat(clip[-1:], missing, axis=0)]) if missing else clip

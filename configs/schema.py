@@ -1,0 +1,194 @@
+"""Every knob of a run, with its default, unit and range.
+
+Plain values only. `configs.load` reads them from YAML and the command line; nothing changes a config afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(extra="forbid", validate_default=True)
+
+Count = Annotated[int, Field(ge=1)]
+Bytes = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ModelConfig:
+    """The vision-language model that is trained."""
+
+    path: str = "tiny:qwen2_5_vl"
+    """Hugging Face folder or hub id; `tiny:qwen2_5_vl` builds a small random one without a download."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the shared weights. A CPU runs float32; a GPU bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EnvConfig:
+    """The simulator and the pool of processes that runs it."""
+
+    id: str = "rooms"
+    """Name in `envs.registration`."""
+    num_envs: Count = 16
+    """Environments that exist at once (count)."""
+    workers: Count = 1
+    """Processes that share them (count)."""
+    max_turns: Count = 20
+    """Turns after which an episode is truncated (count)."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """A reset or step that takes longer stops the run (s)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment's constructor."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AgentConfig:
+    """From observations to prompts and from responses to actions."""
+
+    system_prompt: str = ""
+    """Empty: no system turn."""
+    instruction_template: str = "{instruction}"
+    """Text of a user turn; `{instruction}` and `{actions}` are filled in."""
+    max_actions: Count = 3
+    """Primitive actions one response may hold (count)."""
+    invalid_action: Literal["noop", "terminate"] = "noop"
+    """What a response that does not parse does: one step without an action, or the end of the episode as a failure."""
+    context_clips: Count = 1
+    """Clips of the last turns that a prompt shows, the newest last (count)."""
+    fps: Annotated[float, Field(gt=0)] = 2.0
+    """Frames a second that a clip's timestamps claim (1/s)."""
+    min_pixels: Count = 28 * 28
+    max_pixels: Count = 28 * 28 * 64
+    """Bounds on a frame's area after resizing (pixels)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RolloutConfig:
+    """Sampling during rollouts."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """The trainer divides its logits by it too, so that both sides mean the same distribution."""
+    max_tokens: Count = 8
+    """Longest response (tokens)."""
+    deterministic: bool = False
+    """Admit turns at barriers in index order and seed each request, so that a run repeats to the bit."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RLConfig:
+    """Groups of rollouts and the policy-gradient loss."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts sampled per task (count)."""
+    groups_per_step: Count = 8
+    """Tasks per optimizer step, over all ranks (count)."""
+    advantage: Literal["grpo", "dr_grpo"] = "grpo"
+    """`grpo` divides by the group's standard deviation and averages tokens per rollout; `dr_grpo` does neither."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """Ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the k3 estimate of KL(actor || reference); 0 loads no reference."""
+    epochs: Count = 1
+    """Optimizer steps made from one batch of rollouts (count)."""
+    mask_truncated: bool = False
+    """Leave responses cut by `max_tokens` out of the loss."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainConfig:
+    """The optimizer (AdamW under DeepSpeed)."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Global gradient norm is clipped to it."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly from 0 (count)."""
+    vision_tower: Literal["frozen", "trained"] = "frozen"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImitationConfig:
+    """Warm start: cross-entropy on the expert's actions, through the same trainer."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps before reinforcement learning begins (count); 0 skips it."""
+    episodes_per_step: Count = 16
+    """Expert episodes per optimizer step, over all ranks (count)."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    noise: Fraction = 0.0
+    """Share of turns on which a random action is carried out instead of the expert's, which stays the label."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RuntimeConfig:
+    """Rollplex: what runs when, and what memory it may have."""
+
+    schedule: Literal["unshared", "serial", "overlapped", "streamed"] = "overlapped"
+    """What may run while responses are still decoded; the update is the same under all of them."""
+    fallback: bool = True
+    """Fall back to serial order where the measured overlap loses."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    kv_cache_bytes: Annotated[int, Field(gt=0)] = 64 << 20
+    """vLLM's KV cache (bytes)."""
+    max_num_seqs: Count = 64
+    """Responses decoded at once (count)."""
+    max_model_len: Count = 1024
+    """Longest prompt and response together (tokens)."""
+    microbatch_tokens: Count = 2048
+    """Most tokens in one packed row; a single longer segment gets a row of its own (tokens)."""
+    backlog: Count = 4
+    """Quanta of window work (one layer each) handed out between two decode steps (count)."""
+    boundary_budget_bytes: Bytes = 4 << 30
+    """Memory for kept encodings; past it they are recomputed (bytes)."""
+    hbm_bytes: Bytes = 0
+    """Memory the plan must fit in; 0 takes the device's (bytes)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvalConfig:
+    """Evaluation on a fixed manifest of held-out episodes."""
+
+    episodes: Count = 200
+    manifest_seed: Annotated[int, Field(ge=0)] = 0
+    """Seeds the list of held-out episodes, independent of the run's seed."""
+    temperature: NonNegative = 0.0
+    """0 is greedy, and gives the same result twice."""
+    videos: Annotated[int, Field(ge=0)] = 8
+    """Episodes, from the first, whose mp4 is written (count)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunConfig:
+    """One run: everything that `run.py` needs to know."""
+
+    run_dir: str = "runs/default"
+    """Folder of checkpoints, metrics, results and the resolved config."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Optimizer steps of reinforcement learning (count)."""
+    resume: Literal["never", "auto"] = "never"
+    """`auto` continues from the newest complete checkpoint in `run_dir`; `never` refuses a folder that has one."""
+    eval_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations (count); 0 evaluates before and after only."""
+    save_every: Annotated[int, Field(ge=0)] = 10
+    """Steps between checkpoints (count); 0 saves at the end only."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints kept (count)."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    rl: RLConfig = Field(default_factory=RLConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    imitation: ImitationConfig = Field(default_factory=ImitationConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)

@@ -1,0 +1,306 @@
+"""The main loop: warm start, then rollouts and updates in turn, evaluated before and after.
+
+Owns the order of things and the run's folder; what a rollout, a loss or an update is, other files know.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from agent.models import resolve_model
+from agent.policy import VLMPolicy
+from configs.errors import RunInterrupted
+from configs.load import save_config
+from configs.schema import RunConfig
+from data.task_sampler import Task, TaskSampler, stable_seed
+from data.types import Group
+from envs.pool import EnvPool
+from rl.checkpoint import Progress, load_checkpoint, prepare_run_folder, rng_state, save_checkpoint
+from rl.evaluate import Evaluation, eval_sampling, evaluate
+from rl.interfaces import Policy, Pool, Runtime
+from rl.losses import imitation_loss, policy_loss
+from rl.metrics import MetricsLog, add_stats, per_token, rollout_metrics, rollout_sums, warn_if_cut, write_json
+from rl.players import ModelPlayer
+from rl.rollout import collect_expert, collect_groups
+from rl.signals import StopSignals
+from runtime.rollplex import Rollplex
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RunConfig) -> dict[str, Any]:
+    """Run the job that a config describes; returns what `summary.json` holds.
+
+    Raises:
+        UserError: the run folder, the model or the environment cannot be used.
+        RunInterrupted: a signal asked the run to stop, and it has saved a checkpoint.
+    """
+    checkpoint = prepare_run_folder(config)
+    model_dir = resolve_model(config.model.path, Path(config.run_dir) / "model")
+    with ExitStack() as stack:
+        stack.enter_context(logging_redirect_tqdm())
+        stop = stack.enter_context(StopSignals())
+        pool = stack.enter_context(EnvPool(config.env))
+        policy = VLMPolicy(config.agent, model_dir, pool.action_names)
+        runtime = stack.enter_context(Rollplex(config, model_dir, policy.vocabulary))
+        run = Trainer(config, policy, runtime, stop)
+        run.resume(checkpoint)
+        if run.is_warming_up:  # the expert's planning costs more than the simulator, so only this pool pays for it
+            with EnvPool(config.env, with_expert=True, max_actions=config.agent.max_actions) as experts:
+                run.warm_start(experts)
+        run.reinforce(pool)
+        return run.summarize()
+
+
+class Moment(NamedTuple):
+    """Everything a step changes before its update, as it was when the step began."""
+
+    progress: Progress
+    rng: dict[str, Any]
+
+
+class Trainer:
+    """One run on one rank. All ranks make the same steps; rank r rolls out every `world_size`-th task."""
+
+    def __init__(self, config: RunConfig, policy: Policy, runtime: Runtime, stop: StopSignals) -> None:
+        self.config = config
+        self.policy = policy
+        self.runtime = runtime
+        self.stop = stop
+        self.folder = Path(config.run_dir)
+        self.progress = Progress()
+        self.expert_tasks = TaskSampler(stable_seed(config.seed, 1))
+        self.tasks = TaskSampler(config.seed)
+        self.log = MetricsLog(self.folder / "metrics.jsonl", enabled=runtime.rank == 0)
+        self._last: Evaluation | None = None
+        self._since = time.perf_counter()
+
+    def resume(self, checkpoint: Path | None) -> None:
+        """Continue from a checkpoint, or begin."""
+        if checkpoint is not None:
+            self.progress = load_checkpoint(checkpoint, self.runtime)
+            self.expert_tasks.load_state(self.progress.imitation_sampler)
+            self.tasks.load_state(self.progress.sampler)
+            logger.info("continuing %s from checkpoint %s", self.folder, checkpoint.name)
+        self.log.start(self.progress.phase, self.progress.step)
+        if self.runtime.rank == 0:
+            save_config(self.config, self.folder / "config.yaml")
+        self._note_progress()
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True before reinforcement learning has begun, also where no step of imitation is wanted."""
+        return self.progress.phase == "imitation"
+
+    def warm_start(self, pool: Pool) -> None:
+        """Imitate the expert for `imitation.steps` steps; then the actor as it is becomes the reference."""
+        config, runtime, progress = self.config, self.runtime, self.progress
+        with self._bar("imitation", config.imitation.steps) as bar:
+            while progress.step < config.imitation.steps:
+                begin = self._moment()
+                tasks = self._share(self.expert_tasks.next(config.imitation.episodes_per_step))
+                groups = collect_expert(
+                    tasks, pool, self.policy, config, progress.step, should_stop=self.stop.requested
+                )
+                for group in groups:
+                    runtime.train_on(group, imitation_loss(group))
+                self._leave_if_asked(begin)
+                runtime.update(config.imitation.lr)
+                self._finish_step(groups, runtime.stats(), bar)
+        if config.rl.kl_coef > 0:
+            runtime.start_rl()
+        progress.phase, progress.step = "rl", 0
+        if config.imitation.steps > 0 and config.save_every > 0:
+            save_checkpoint(config, runtime, progress)
+
+    def reinforce(self, pool: Pool) -> None:
+        """Alternate rollouts and updates until `steps` are done, and evaluate on the way."""
+        config, runtime, progress = self.config, self.runtime, self.progress
+        with self._bar("rl", config.steps) as bar:
+            self._evaluate_if_due(pool)
+            while progress.step < config.steps:
+                begin = self._moment()
+                tasks = self._share(self.tasks.next(config.rl.groups_per_step))
+                groups = []
+                for group in collect_groups(
+                    tasks, pool, self.policy, runtime, config, progress.step, should_stop=self.stop.requested
+                ):
+                    self._train_on(group)  # a finished group, others still decode
+                    groups.append(group)
+                self._leave_if_asked(begin)
+                runtime.update(self._learning_rate())  # optimizer step, new policy_version, old encodings dropped
+                stats = runtime.stats()
+                for _ in range(config.rl.epochs - 1):
+                    for group in groups:
+                        self._train_on(group)
+                    runtime.update(self._learning_rate())
+                    stats = add_stats(stats, runtime.stats())
+                self._finish_step(groups, stats, bar)
+                self._evaluate_if_due(pool)
+
+    def summarize(self) -> dict[str, Any]:
+        """Write `summary.json`: what the run was for, what it came to and what it took."""
+        before, after, totals = self.progress.before, self._last, self.progress.totals
+        assert before is not None
+        assert after is not None
+        hidden, spilled = totals.get("window/hidden_s", 0.0), totals.get("window/spill_s", 0.0)
+        self._note_wall_time()
+        summary = {
+            "success_before": before["success"],
+            "success_before_ci95": before["success_ci95"],
+            "success_after": after.success,
+            "success_after_ci95": list(after.success_ci95),
+            "spl_before": before["spl"],
+            "spl_after": after.spl,
+            "best": self.progress.best,
+            "steps": self.progress.step,
+            "wall_s": totals["wall_s"],
+            "weights_shared_fraction": self.runtime.weights_shared_fraction,
+            "window_hidden_fraction": hidden / (hidden + spilled) if hidden + spilled > 0 else 0.0,
+            "tokens_trained": totals.get("tokens/trained", 0.0),
+            "tokens_naive": totals.get("tokens/naive", 0.0),
+        }
+        if self.runtime.rank == 0:
+            write_json(self.folder / "summary.json", summary)
+            logger.info("%s", summary_line(summary))
+        return summary
+
+    # --- pieces of a step --------------------------------------------------------------------------------------------
+
+    def _share(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
+        """This rank's tasks, each with its position in the step's batch over all ranks."""
+        return list(enumerate(tasks))[self.runtime.rank :: self.runtime.world_size]
+
+    def _train_on(self, group: Group) -> None:
+        longest = self.config.env.max_turns * self.config.rollout.max_tokens
+        self.runtime.train_on(group, policy_loss(self.config.rl, group, max_response_tokens=longest))
+
+    def _learning_rate(self) -> float:
+        """Rises linearly over the first `train.warmup_steps` steps."""
+        warmup = self.config.train.warmup_steps
+        return self.config.train.lr * min(1.0, (self.progress.step + 1) / max(warmup, 1))
+
+    def _finish_step(self, groups: Sequence[Group], stats: dict[str, float], bar: tqdm[Any]) -> None:
+        """Count the step, write its numbers, save if it is time."""
+        progress = self.progress
+        progress.step += 1
+        self._note_progress()
+        sums = self.runtime.all_reduce(rollout_sums(groups))
+        metrics = rollout_metrics(sums) | per_token(stats)
+        if progress.phase == "rl":
+            kept = {key: stats[key] for key in stats if key.startswith(("tokens/", "window/"))}
+            progress.totals = add_stats(progress.totals, kept)
+            metrics.setdefault("train/kl", float("nan"))  # no reference: written as null
+        seconds = self._note_wall_time()
+        self.log.write(progress.phase, progress.step, metrics | {"time/step_s": seconds})
+        bar.update()
+        logger.info("%s", step_line(progress, bar.total, metrics, seconds))
+        if progress.phase == "rl":
+            warn_if_cut(metrics, self.config.rollout.max_tokens)
+        if _is_due(progress.step, self.config.save_every, bar.total):
+            save_checkpoint(self.config, self.runtime, progress)
+
+    def _evaluate_if_due(self, pool: Pool) -> None:
+        """Measure held-out success before the first step, after the last, and as often as `eval_every` says."""
+        config, progress, step = self.config, self.progress, self.progress.step
+        if step > 0 and not _is_due(step, config.eval_every, config.steps):
+            return
+        begin = self._moment()
+        player = ModelPlayer(self.policy, self.runtime, eval_sampling(config), train=False)
+        folder = self.folder / "eval" / f"step_{step:06d}"
+        done = evaluate(config, pool, player, self.runtime, folder, should_stop=self.stop.requested)
+        if done is None:
+            self._leave(begin)
+        assert done is not None
+        self._last = done
+        record = {"step": step, "success": done.success, "success_ci95": list(done.success_ci95), "spl": done.spl}
+        if step == 0:
+            progress.before = record
+        if progress.best is None or done.success > progress.best["success"]:
+            progress.best = record
+        seconds = self._note_wall_time()
+        self.log.write("rl", step, done.metrics() | {"time/eval_s": seconds})
+        logger.info("%s", evaluation_line(step, done, seconds))
+
+    # --- stopping and keeping ----------------------------------------------------------------------------------------
+
+    def _moment(self) -> Moment:
+        self._note_progress()
+        return Moment(copy.deepcopy(self.progress), rng_state())
+
+    def _leave_if_asked(self, begin: Moment) -> None:
+        """Stop where any rank was asked to: all of them come here once a step, so all of them agree."""
+        if self.runtime.all_reduce({"stop_max": float(self.stop.requested())})["stop_max"]:
+            self._leave(begin)
+
+    def _leave(self, begin: Moment) -> None:
+        """Save the run as it was when the unfinished step began: a resumed run makes that step whole."""
+        folder = save_checkpoint(self.config, self.runtime, begin.progress, begin.rng)
+        raise RunInterrupted(
+            self.stop.signum or signal.SIGTERM,  # 0 where another rank was asked
+            f"stopped after {begin.progress.phase} step {begin.progress.step}, saved {folder}; "
+            "the same command with resume=auto continues it",
+        )
+
+    def _note_progress(self) -> None:
+        self.progress.imitation_sampler = self.expert_tasks.state()
+        self.progress.sampler = self.tasks.state()
+
+    def _note_wall_time(self) -> float:
+        """Add the time since the last call to the run's total, and return it (s)."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self.progress.totals["wall_s"] = self.progress.totals.get("wall_s", 0.0) + seconds
+        return seconds
+
+    def _bar(self, phase: str, total: int) -> tqdm[Any]:
+        """A progress bar on rank 0's terminal, and none in a log file."""
+        quiet = True if self.runtime.rank != 0 else None
+        return tqdm(desc=phase, total=total, initial=self.progress.step, disable=quiet, unit="step", dynamic_ncols=True)
+
+
+def step_line(progress: Progress, total: int, metrics: dict[str, float], seconds: float) -> str:
+    """A step in one line."""
+    if progress.phase == "imitation":
+        shown = f"loss {metrics['train/loss']:.4f}  p(expert) {metrics.get('train/probability', 0.0):.3f}"
+    else:
+        shown = (
+            f"reward {metrics['rollout/reward_mean']:.3f}  success {metrics['rollout/success']:.3f}  "
+            f"invalid {metrics['rollout/invalid_actions']:.3f}  loss {metrics['train/loss']:+.4f}"
+        )
+    return f"{progress.phase} {progress.step}/{total}  {shown}  grad {metrics['train/grad_norm']:.3f}  {seconds:.1f} s"
+
+
+def evaluation_line(step: int, done: Evaluation, seconds: float) -> str:
+    """An evaluation in one line."""
+    return f"eval at step {step}: success {_share_text(done.success, done.success_ci95)}, {seconds:.1f} s"
+
+
+def summary_line(summary: dict[str, Any]) -> str:
+    """The run in one line."""
+    before = _share_text(summary["success_before"], summary["success_before_ci95"])
+    after = _share_text(summary["success_after"], summary["success_after_ci95"])
+    spl = "" if summary["spl_after"] is None else f", SPL {summary['spl_after']:.2f}"
+    return (
+        f"held-out success {before} -> {after}{spl} after {summary['steps']} steps in {summary['wall_s']:.0f} s; "
+        f"{100 * summary['weights_shared_fraction']:.1f} % of vLLM's weights are the trainer's own memory"
+    )
+
+
+def _share_text(share: float, interval: Sequence[float]) -> str:
+    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def _is_due(step: int, every: int, last: int) -> bool:
+    """True every `every` steps, and at the last one; 0 is at the last one only."""
+    return step == last or (every > 0 and step % every == 0)

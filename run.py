@@ -1,0 +1,126 @@
+"""The command line: reads a config, sets up logging, hands over, and turns errors into messages and exit codes.
+
+Knows nothing about what a command does. Exit codes: 0 done, 1 our error, 2 the user's, 128 + signal when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs.environment import set_defaults
+from configs.errors import RunInterrupted, UserError
+from configs.load import load_config
+from configs.schema import RunConfig
+
+
+def train(config: RunConfig, args: argparse.Namespace) -> None:
+    from rl.trainer import train as train_command
+
+    train_command(config)
+
+
+def evaluate(config: RunConfig, args: argparse.Namespace) -> None:
+    from rl.evaluate import evaluate_command
+
+    print(json.dumps(evaluate_command(config, args.checkpoint, args.policy), indent=2))
+
+
+def plan(config: RunConfig, args: argparse.Namespace) -> None:
+    from agent.models import resolve_model
+    from runtime import memory
+
+    with tempfile.TemporaryDirectory() as cache:
+        model_dir = resolve_model(config.model.path, Path(cache))
+        train_tower = config.train.vision_tower == "trained"
+        shape = memory.model_shape(model_dir, config.model.dtype, train_tower=train_tower)
+    table = memory.plan(config, shape, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    print(table.to_json() if args.json else table.table())
+    if config.runtime.hbm_bytes:
+        table.check(config.runtime.hbm_bytes)
+
+
+def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
+    from bench.env_rate import measure
+
+    print(json.dumps(measure(config.env.id, args.seconds, **config.env.options), indent=None if args.json else 2))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the process's exit code."""
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    set_up_logging()
+    try:
+        config = load_config(args.config, args.overrides)
+        set_defaults(config.model.path)  # before the command imports torch, vLLM and the rest
+        args.command(config, args)
+    except UserError as error:
+        if args.traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunInterrupted as interruption:
+        print(f"interrupted: {interruption}", file=sys.stderr)
+        return 128 + interruption.signum
+    except KeyboardInterrupt:
+        print("interrupted: before a run had begun, so no checkpoint was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Options and overrides may come in any order; a usage error exits with 2."""
+    parser = argparse.ArgumentParser(prog="run.py", description="Train and evaluate vision-language agents.")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher gives it; LOCAL_RANK counts
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_command(commands, train, "train", "warm start, reinforcement learning, evaluation before and after")
+    eval_parser = _add_command(commands, evaluate, "eval", "success, SPL and videos on held-out episodes")
+    eval_parser.add_argument("--checkpoint", metavar="DIR", help="weights to evaluate (default: those of model.path)")
+    eval_parser.add_argument("--policy", choices=["model", "expert", "random"], default="model", help="who acts")
+    plan_parser = _add_command(commands, plan, "plan", "what every phase needs of the device's memory; needs no device")
+    plan_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    bench_parser = commands.add_parser("bench", help="the speed of one part by itself")
+    parts = bench_parser.add_subparsers(title="parts", metavar="PART", required=True)
+    env_parser = _add_command(parts, bench_env, "env", "steps a second of one environment on one core")
+    env_parser.add_argument("--seconds", type=float, default=5.0, help="how long to step (default: %(default)s)")
+    env_parser.add_argument("--json", action="store_true", help="print one line instead of several")
+    args, extra = parser.parse_known_args(argv)
+    # argparse gives up on positional arguments that come after an option
+    if unknown := [word for word in extra if word.startswith("-")]:
+        parser.error(f"unknown option {unknown[0]}; overrides have no dashes: section.field=value")
+    args.overrides += extra
+    return args
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    command: Callable[[RunConfig, argparse.Namespace], None],
+    name: str,
+    purpose: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=purpose, description=purpose)
+    parser.set_defaults(command=command)
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, as in configs/")
+    parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="fields to set, as in rl.kl_coef=0")
+    parser.add_argument("--traceback", action="store_true", help="show where a user error was raised")
+    return parser
+
+
+def set_up_logging() -> None:
+    """INFO from rank 0, warnings from the others, each line with its rank."""
+    rank = os.environ.get("RANK", "0")
+    logging.basicConfig(
+        level=logging.INFO if rank == "0" else logging.WARNING,
+        format=f"%(asctime)s [rank {rank}] %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""HBM residency: every large buffer has an owner, a size, and the phases in which it must be in HBM.
+
+`plan` computes the table and each phase's peak from the config and the model's shape alone. `Ledger` accounts the same
+buffers while a run lives: what a lease takes it gives back. Decides with plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from configs.errors import UserError
+from configs.schema import RunConfig
+
+Phase = Literal["rollout", "score", "train", "update"]
+PHASES: tuple[Phase, ...] = ("rollout", "score", "train", "update")
+Residency = Literal["HBM", "HOST", "DISCARDED"]
+
+ACTIVATION_HIDDENS = 14
+"""Hidden-sized tensors that one layer's graph keeps per token: inputs of norms, projections and residuals."""
+ACTIVATION_MLPS = 4
+"""Intermediate-sized tensors that one layer's graph keeps per token: gate, its activation, up, their product."""
+LOGITS_COPIES = 4
+"""Float32 logits of a row at once: the product, the mask's sum, the softmax and its gradient."""
+
+
+class HBMExhausted(UserError):
+    """A phase needs more memory than there is."""
+
+
+class LedgerError(AssertionError):
+    """A buffer was leased or released twice, or leaked."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the plan needs to know of a model (counts)."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    """Elements of one token's keys and values in one layer."""
+    vocabulary: int
+    item_bytes: int
+
+    def boundary_bytes(self, tokens: int) -> int:
+        """Keys, values and layer inputs of a row (bytes)."""
+        return tokens * self.layers * (self.key_value + self.hidden) * self.item_bytes
+
+    def graph_bytes(self, tokens: int) -> int:
+        """Boundary and autograd graph of a row (bytes)."""
+        per_layer = ACTIVATION_HIDDENS * self.hidden + ACTIVATION_MLPS * self.intermediate + self.key_value
+        return self.boundary_bytes(tokens) + tokens * self.layers * per_layer * self.item_bytes
+
+
+def model_shape(model_dir: Path, dtype: str, *, train_tower: bool) -> ModelShape:
+    """Read a Hugging Face folder's config; no weights are loaded."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(model_dir)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    text = config.text_config
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    total = sum(parameter.numel() for parameter in model.parameters())
+    tower = sum(parameter.numel() for parameter in model.model.visual.parameters())
+    return ModelShape(
+        parameters=total,
+        trainable=total if train_tower else total - tower,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=text.intermediate_size,
+        key_value=2 * text.num_key_value_heads * head_dim,
+        vocabulary=text.vocab_size,
+        item_bytes=4 if dtype == "float32" else 2,
+    )
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A named region, and where it is in each phase."""
+
+    name: str
+    num_bytes: int
+    residency: Mapping[Phase, Residency]
+    knob: str
+    """What a user turns to make it smaller."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The residency table of one rank."""
+
+    buffers: tuple[Buffer, ...]
+
+    def peak(self, phase: Phase) -> int:
+        """HBM that a phase needs at most (bytes)."""
+        return sum(buffer.num_bytes for buffer in self.buffers if buffer.residency[phase] == "HBM")
+
+    def check(self, capacity: int) -> None:
+        """Every phase fits.
+
+        Raises:
+            HBMExhausted: one does not; says which, what is in it, and which knob to turn.
+        """
+        for phase in PHASES:
+            if self.peak(phase) > capacity:
+                inside = sorted((b for b in self.buffers if b.residency[phase] == "HBM"), key=lambda b: -b.num_bytes)
+                parts = ", ".join(f"{buffer.name} {format_bytes(buffer.num_bytes)}" for buffer in inside)
+                raise HBMExhausted(
+                    f'phase "{phase}" needs {format_bytes(self.peak(phase))} of {format_bytes(capacity)} ({parts}). '
+                    f"Largest first, lower: {'; '.join(buffer.knob for buffer in inside[:3])}."
+                )
+
+    def table(self) -> str:
+        """The table as text, a row a buffer, a column a phase."""
+        rows = [("buffer", "size", *PHASES)]
+        for buffer in self.buffers:
+            rows.append((buffer.name, format_bytes(buffer.num_bytes), *(buffer.residency[phase] for phase in PHASES)))
+        rows.append(("peak HBM", "", *(format_bytes(self.peak(phase)) for phase in PHASES)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "buffers": {
+                    buffer.name: {"bytes": buffer.num_bytes, "residency": dict(buffer.residency)}
+                    for buffer in self.buffers
+                },
+                "peak_bytes": {phase: self.peak(phase) for phase in PHASES},
+            }
+        )
+
+
+def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
+    """The residency table that a run of this config will have, on each rank."""
+    everywhere: dict[Phase, Residency] = dict.fromkeys(PHASES, "HBM")
+    work: dict[Phase, Residency] = everywhere | {"update": "DISCARDED"}
+    shards = world_size if config.runtime.zero_stage else 1
+    reference = shape.parameters * shape.item_bytes if config.rl.kl_coef else 0
+    row = config.runtime.microbatch_tokens
+    prefixes = -(-config.rl.groups_per_step // world_size) * config.rl.group_size * config.env.max_turns
+    wanted = shape.graph_bytes(prefixes * (config.runtime.max_model_len - config.rollout.max_tokens))
+    held: dict[Phase, Residency] = work if config.runtime.schedule in ("overlapped", "streamed") else (
+        everywhere | dict.fromkeys(PHASES, "DISCARDED") | {"train": "HBM"}
+    )  # fmt: skip
+    buffers = (
+        Buffer("weights", shape.parameters * shape.item_bytes, everywhere, "model.path (a smaller model)"),
+        Buffer("kv_cache", config.runtime.kv_cache_bytes, everywhere, "runtime.kv_cache_bytes"),
+        Buffer("reference", reference, everywhere, "rl.kl_coef=0"),
+        Buffer("gradients", 4 * shape.trainable, everywhere, "train.vision_tower=frozen"),
+        Buffer("optimizer", 12 * shape.trainable // shards, everywhere, "runtime.zero_stage=2 on more ranks"),
+        Buffer("boundaries", min(config.runtime.boundary_budget_bytes, wanted), held, "runtime.boundary_budget_bytes"),
+        Buffer("activations", shape.graph_bytes(2 * row), work, "runtime.microbatch_tokens"),
+        Buffer("logits", LOGITS_COPIES * 4 * row * shape.vocabulary, work, "runtime.microbatch_tokens"),
+    )
+    return Plan(buffers)
+
+
+@dataclass
+class Ledger:
+    """Bytes in use by buffer, and each phase's measured peak."""
+
+    phase: Phase = "rollout"
+    used: dict[str, int] = field(default_factory=dict)
+    peaks: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    buffer_peaks: dict[str, int] = field(default_factory=dict)
+    _leases: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _next: int = 0
+
+    def lease(self, name: str, num_bytes: int) -> int:
+        """Account bytes to a buffer; returns the token that gives them back."""
+        self._next += 1
+        self._leases[self._next] = (name, num_bytes)
+        self.used[name] = self.used.get(name, 0) + num_bytes
+        self._measure()
+        return self._next
+
+    def release(self, token: int) -> None:
+        """Give a lease back.
+
+        Raises:
+            LedgerError: it was given back before.
+        """
+        if token not in self._leases:
+            raise LedgerError(f"lease {token} was released twice")
+        name, num_bytes = self._leases.pop(token)
+        self.used[name] -= num_bytes
+
+    @contextmanager
+    def hold(self, name: str, num_bytes: int) -> Iterator[None]:
+        """A lease for as long as the block runs."""
+        token = self.lease(name, num_bytes)
+        try:
+            yield
+        finally:
+            self.release(token)
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._measure()
+
+    def _measure(self) -> None:
+        self.peaks[self.phase] = max(self.peaks[self.phase], sum(self.used.values()))
+        for name, num_bytes in self.used.items():
+            self.buffer_peaks[name] = max(self.buffer_peaks.get(name, 0), num_bytes)
+
+    def check_integrity(self, empty: Iterable[str] = ()) -> None:
+        """Bytes in equal bytes out, and these buffers hold nothing.
+
+        Raises:
+            LedgerError: the sums differ, or a buffer that must be empty is not.
+        """
+        sums: dict[str, int] = dict.fromkeys(self.used, 0)
+        for name, num_bytes in self._leases.values():
+            sums[name] += num_bytes
+        if sums != self.used:
+            raise LedgerError(f"leases add up to {sums}, the ledger says {self.used}")
+        for name in empty:
+            if self.used.get(name, 0):
+                raise LedgerError(f"{self.used[name]} bytes of {name} were never released")
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`18.2 GiB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def plan_command(config: RunConfig, model_dir: Path, *, as_json: bool = False) -> str:
+    """What `run.py plan` prints: the table of one rank, and whether it fits.
+
+    Raises:
+        HBMExhausted: a phase does not fit `runtime.hbm_bytes`.
+    """
+    import os
+
+    shape = model_shape(model_dir, config.model.dtype, train_tower=config.train.vision_tower == "trained")
+    result = plan(config, shape, int(os.environ.get("WORLD_SIZE", "1")))
+    if config.runtime.hbm_bytes:
+        result.check(config.runtime.hbm_bytes)
+    return result.to_json() if as_json else result.table()

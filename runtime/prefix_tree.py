@@ -1,0 +1,370 @@
+"""Segments of decided tokens, packed into rows, encoded once and differentiated exactly.
+
+A segment attends to its ancestors and to itself. Several segments go through the model as one packed row, against the
+keys and values of the rows that hold their ancestors. `encode` and `backward` are generators that stop after each
+layer, so that a caller can run something else in between; what they compute does not depend on when they are resumed.
+Knows nothing of rollouts, losses or optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from data.types import Media
+from runtime.vlm import KeyValue, Rotary, SplitVLM
+
+Keep = Literal["graph", "inputs", "nothing"]
+"""What an encoding keeps for its backward: each layer's autograd graph, its input (recompute), or nothing (no backward)."""
+
+
+class StaleEncoding(RuntimeError):
+    """An encoding was used with weights other than those that computed it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A run of decided tokens.
+
+    `targets[0]` is predicted by the parent's last token and `targets[i]` by this segment's token i - 1, so a leaf
+    response leaves its last token out of `token_ids`: nothing attends to it.
+    """
+
+    token_ids: tuple[int, ...]
+    positions: Int[Tensor, "3 token"]
+    parent: Segment | None = None
+    media: tuple[Media, ...] = ()
+    targets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) >= len(self.targets) - 1, "a target without a token that predicts it"
+        assert self.parent is not None or not self.targets, "a root predicts nothing of its own"
+
+    @property
+    def num_readouts(self) -> int:
+        """Final hidden states that are read: those that predict a target, or the last one where there are no targets."""
+        return len(self.targets) - 1 if self.targets else 1
+
+    def ancestors(self) -> Iterable[Segment]:
+        """Parent first, root last."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Segments that go through the model together, and the rows that hold their ancestors (root first)."""
+
+    segments: tuple[Segment, ...]
+    context: tuple[Row, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    def starts(self) -> list[int]:
+        """Index in the row of each segment's first token."""
+        starts, position = [], 0
+        for segment in self.segments:
+            starts.append(position)
+            position += len(segment.token_ids)
+        return starts
+
+    def owner(self) -> Int[Tensor, " token"]:
+        """Index of the segment that each token belongs to."""
+        lengths = torch.tensor([len(segment.token_ids) for segment in self.segments])
+        return torch.repeat_interleave(torch.arange(len(self.segments)), lengths)
+
+    def readouts(self) -> list[int]:
+        """Indices in the row of the tokens whose final hidden state is read."""
+        indices: list[int] = []
+        for segment, start in zip(self.segments, self.starts(), strict=True):
+            first = start if segment.targets else start + len(segment.token_ids) - 1
+            indices += range(first, first + segment.num_readouts)
+        return indices
+
+    def mask(self) -> Bool[Tensor, "1 1 token key"] | None:
+        """True where a token may attend to a key: same branch and not later. None where that is plain causal."""
+        if not self.context and len(self.segments) == 1:
+            return None
+        owner = self.owner()
+        order = torch.arange(self.num_tokens)
+        own = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
+        columns = [own]
+        for row in reversed(self.context):
+            branch = torch.zeros(len(self.segments), len(row.segments), dtype=torch.bool)
+            index = {id(segment): i for i, segment in enumerate(row.segments)}
+            for i, segment in enumerate(self.segments):
+                for ancestor in segment.ancestors():
+                    if id(ancestor) in index:
+                        branch[i, index[id(ancestor)]] = True
+            columns.insert(0, branch[owner][:, row.owner()])
+        return torch.cat(columns, dim=1)[None, None]
+
+    def sources(self) -> list[int]:
+        """For each target, in order, the readout that predicts it: the context rows' readouts first, then the row's."""
+        last: dict[int, int] = {}  # of a segment without targets, its one readout
+        count = 0
+        for row in self.context:
+            for segment in row.segments:
+                count += segment.num_readouts
+                last[id(segment)] = count - 1
+        sources: list[int] = []
+        for segment in self.segments:
+            if segment.targets:
+                sources += [last[id(segment.parent)], *range(count, count + segment.num_readouts)]
+            count += segment.num_readouts
+        return sources
+
+    def targets(self) -> list[int]:
+        return [token for segment in self.segments for token in segment.targets]
+
+
+class GradientBuffer:
+    """Parameter gradients, summed in float32 (float64 for a float64 model) in one flat tensor.
+
+    `padded_to` lengthens the tensor to the optimizer's flat buffer, whose order the parameters must have.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], padded_to: int = 0) -> None:
+        numel = sum(parameter.numel() for parameter in parameters)
+        dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+        self.flat = torch.zeros(max(numel, padded_to), dtype=dtype, device=parameters[0].device)
+        self.views: dict[nn.Parameter, Tensor] = {}
+        offset = 0
+        for parameter in parameters:
+            self.views[parameter] = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+    def add(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                self.views[parameter].add_(gradient)
+
+
+@dataclass(eq=False)
+class _Layer:
+    """One layer of an encoding: its input, and where the graph is kept its outputs with the graph on them."""
+
+    hidden_in: Tensor
+    context: KeyValue | None = None
+    outputs: tuple[Tensor, Tensor, Tensor] | None = None
+
+
+@dataclass(eq=False)
+class Encoding:
+    """A row's boundary (keys and values of every layer, final hidden states), and what its backward needs."""
+
+    row: Row
+    version: int
+    keep: Keep
+    rotary: Rotary
+    mask: Tensor | None
+    embedded: Tensor | None = None
+    layers: list[_Layer] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    final: Tensor | None = None
+    """Final hidden states at the row's readouts, before the last norm: (readout, hidden)."""
+    grad_keys: list[Tensor | None] = field(default_factory=list)
+    grad_values: list[Tensor | None] = field(default_factory=list)
+    grad_final: Tensor | None = None
+
+    def num_bytes(self) -> int:
+        """Bytes of what is kept, the autograd graph's own buffers estimated by its layer's outputs."""
+        tensors = [*self.keys, *self.values, *(layer.hidden_in for layer in self.layers)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _check_fresh(model: SplitVLM, encodings: Iterable[Encoding]) -> None:
+    for encoding in encodings:
+        if encoding.version != model.version:
+            raise StaleEncoding(
+                f"an encoding of policy version {encoding.version} was used at version {model.version}: "
+                "encodings must be dropped when a new version is published"
+            )
+
+
+def _context_at(layer: int, context: Sequence[Encoding], *, leaf: bool) -> KeyValue | None:
+    """Keys and values of all context rows at a layer, as leaves of a new graph where gradients must come back."""
+    if not context:
+        return None
+    keys = torch.cat([encoding.keys[layer] for encoding in context], dim=2)
+    values = torch.cat([encoding.values[layer] for encoding in context], dim=2)
+    return (keys.requires_grad_(), values.requires_grad_()) if leaf else (keys, values)
+
+
+def encode(
+    model: SplitVLM, row: Row, context: Sequence[Encoding] = (), *, keep: Keep
+) -> Generator[None, None, Encoding]:
+    """Forward a row's own tokens against its ancestors' keys and values; stops after the embedding and each layer.
+
+    Args:
+        context: encodings of `row.context`, in the same order.
+
+    Raises:
+        StaleEncoding: a context encoding was computed with other weights.
+    """
+    positions = torch.cat([segment.positions for segment in row.segments], dim=1)
+    mask = row.mask()
+    encoding = Encoding(row, model.version, keep, model.rotary(positions), None if mask is None else mask.to(model.device))
+    with torch.set_grad_enabled(keep == "graph"):
+        hidden = _embed(model, row)
+    encoding.embedded = hidden if keep == "graph" else None
+    for index in range(model.num_layers if row.num_tokens else 0):
+        yield
+        _check_fresh(model, [encoding, *context])
+        layer = _run_layer(model, encoding, index, hidden.detach(), context, graph=keep == "graph")
+        assert layer.outputs is not None
+        hidden, keys, values = layer.outputs
+        encoding.keys.append(keys.detach())
+        encoding.values.append(values.detach())
+        if keep != "graph":
+            layer.outputs = layer.context = None
+        if keep != "nothing":
+            encoding.layers.append(layer)
+    encoding.final = hidden.detach()[0, row.readouts()]
+    encoding.grad_keys = [None] * len(encoding.keys)
+    encoding.grad_values = [None] * len(encoding.keys)
+    return encoding
+
+
+def _embed(model: SplitVLM, row: Row) -> Tensor:
+    token_ids = [token for segment in row.segments for token in segment.token_ids]
+    media = [item for segment in row.segments for item in segment.media]
+    offsets = [
+        start + item.offset for segment, start in zip(row.segments, row.starts(), strict=True) for item in segment.media
+    ]
+    return model.embed(torch.tensor(token_ids, dtype=torch.long, device=model.device), media, offsets)
+
+
+def _run_layer(
+    model: SplitVLM, encoding: Encoding, index: int, hidden: Tensor, context: Sequence[Encoding], *, graph: bool
+) -> _Layer:
+    with torch.set_grad_enabled(graph):
+        layer = _Layer(hidden.requires_grad_(graph), _context_at(index, context, leaf=graph))
+        layer.outputs = model.layer(index, layer.hidden_in, encoding.rotary, layer.context, encoding.mask)
+    return layer
+
+
+@dataclass(eq=False)
+class Scores:
+    """Log-probabilities of a row's targets, on a graph that ends at the final hidden states they were read from."""
+
+    logprobs: Tensor
+    """(target,), with the gradient of the head where the encoding keeps what backward needs."""
+    leaves: list[Tensor]
+    """Final hidden states of the context encodings and of the row's own, each (readout, hidden)."""
+
+
+def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> Scores:
+    """Log-probabilities of the targets of an encoded row.
+
+    Raises:
+        StaleEncoding: an encoding was computed with other weights.
+    """
+    _check_fresh(model, [encoding, *context])
+    grad = encoding.keep != "nothing"
+    leaves = [_final(item).detach().requires_grad_(grad) for item in [*context, encoding]]
+    targets = torch.tensor(encoding.row.targets(), device=model.device)
+    with torch.set_grad_enabled(grad):
+        return Scores(model.logprobs(torch.cat(leaves)[encoding.row.sources()], targets), leaves)
+
+
+def _final(encoding: Encoding) -> Tensor:
+    assert encoding.final is not None, "the encoding is not finished"
+    return encoding.final
+
+
+def backward_scores(
+    model: SplitVLM, encoding: Encoding, context: Sequence[Encoding], scores: Scores, loss: Tensor, sink: GradientBuffer
+) -> None:
+    """Differentiate a loss of `scores.logprobs`: the head's parameters, and the readouts of the row and its context."""
+    parameters = model.head_parameters
+    gradients = torch.autograd.grad(loss, [*scores.leaves, *parameters], allow_unused=True)
+    for item, gradient in zip([*context, encoding], gradients, strict=False):
+        item.grad_final = _accumulate(item.grad_final, gradient)
+    sink.add(parameters, gradients[len(scores.leaves) :])
+
+
+def backward(
+    model: SplitVLM, encoding: Encoding, context: Sequence[Encoding], sink: GradientBuffer
+) -> Generator[None, None, None]:
+    """Differentiate an encoded row; its children must have been differentiated before. Stops after each layer.
+
+    Uses the gradients that the row's own scores and its children left on its boundary. Adds to the boundaries of the
+    context and to the parameters, and frees the encoding's layers as it goes.
+
+    Raises:
+        StaleEncoding: an encoding was computed with other weights.
+    """
+    assert encoding.keep != "nothing", "the encoding kept nothing to differentiate"
+    hidden_gradient: Tensor | None = None
+    if encoding.grad_final is not None and encoding.row.num_tokens:
+        hidden_gradient = encoding.grad_final.new_zeros(1, encoding.row.num_tokens, model.hidden_size)
+        hidden_gradient[0, encoding.row.readouts()] = encoding.grad_final
+    for index in reversed(range(len(encoding.layers))):
+        _check_fresh(model, [encoding, *context])
+        layer = encoding.layers.pop()
+        if layer.outputs is None:
+            layer = _run_layer(model, encoding, index, layer.hidden_in, context, graph=True)
+        hidden_gradient = _backward_layer(model, encoding, index, layer, hidden_gradient, context, sink)
+        yield
+    if hidden_gradient is not None and model.embed_parameters:
+        embedded = _embed(model, encoding.row) if encoding.embedded is None else encoding.embedded
+        gradients = torch.autograd.grad(
+            embedded, model.embed_parameters, hidden_gradient.to(embedded.dtype), allow_unused=True
+        )
+        sink.add(model.embed_parameters, gradients)
+    encoding.embedded = None
+
+
+def _backward_layer(
+    model: SplitVLM,
+    encoding: Encoding,
+    index: int,
+    layer: _Layer,
+    hidden_gradient: Tensor | None,
+    context: Sequence[Encoding],
+    sink: GradientBuffer,
+) -> Tensor | None:
+    """Differentiate one layer; returns the gradient of its input."""
+    assert layer.outputs is not None
+    pairs = zip(layer.outputs, (hidden_gradient, encoding.grad_keys[index], encoding.grad_values[index]), strict=True)
+    outputs, gradients = [], []
+    for output, gradient in pairs:
+        if gradient is not None:
+            outputs.append(output)
+            gradients.append(gradient.to(output.dtype))
+    encoding.grad_keys[index] = encoding.grad_values[index] = None
+    if not outputs:
+        return None
+    parameters = model.layer_parameters[index]
+    inputs = [layer.hidden_in, *(layer.context or ())]
+    results = torch.autograd.grad(outputs, [*inputs, *parameters], gradients, allow_unused=True)
+    sink.add(parameters, results[len(inputs) :])
+    if layer.context is not None:
+        sizes = [item.keys[index].shape[2] for item in context]
+        for name, result in zip(("grad_keys", "grad_values"), results[1:3], strict=True):
+            for item, part in zip(context, _split(result, sizes), strict=True):
+                getattr(item, name)[index] = _accumulate(getattr(item, name)[index], part)
+    return results[0]
+
+
+def _split(gradient: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
+    return [None] * len(sizes) if gradient is None else gradient.split(sizes, dim=2)
+
+
+def _accumulate(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """Sum in float32 or wider."""
+    if gradient is None:
+        return total
+    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    return wide.clone() if total is None else total.add_(wide)

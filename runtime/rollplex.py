@@ -1,0 +1,385 @@
+"""Rollplex: rollout, reference scoring and training on the same device, without changing the algorithm.
+
+The only door into `runtime/`. While responses decode, it already computes whatever depends only on tokens that exist;
+`update` does the rest and steps the optimizer on the memory that the rollout engine reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from configs.schema import RunConfig
+from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime.deepspeed_engine import Trainer, init_distributed
+from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
+from runtime.prefix_tree import StaleEncoding
+from runtime.tracing import Timers
+from runtime.update import Updater
+from runtime.vllm_engine import RolloutEngine
+from runtime.vlm import SplitVLM, load_vlm
+from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window
+from runtime.work import GroupWork, Packing, Unit
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Registered:
+    """A finished group, waiting for its gradient."""
+
+    group: Group
+    loss: GroupLoss
+    work: GroupWork
+    trained: bool = False
+
+
+class Rollplex:
+    """Owns vLLM, DeepSpeed and every large buffer of this process.
+
+    The rollout engine starts with the first `submit`; a run that only trains on recorded groups never needs it.
+
+    Args:
+        model_dir: Hugging Face folder of the actor (and, with `rl.kl_coef > 0`, of the reference).
+        vocabulary: what may be sampled, on both sides.
+
+    Raises:
+        HBMExhausted: the plan does not fit `runtime.hbm_bytes` or the device.
+    """
+
+    def __init__(self, config: RunConfig, model_dir: Path, vocabulary: Vocabulary) -> None:
+        self.config = config
+        self.model_dir = model_dir
+        self.vocabulary = vocabulary
+        self._exit = ExitStack()
+        self._gathered = ExitStack()
+        init_distributed()
+        train_tower = config.train.vision_tower == "trained"
+        self.shape: ModelShape = model_shape(model_dir, config.model.dtype, train_tower=train_tower)
+        self.plan = plan(config, self.shape, torch.distributed.get_world_size())
+        if capacity := config.runtime.hbm_bytes or _device_bytes():
+            self.plan.check(capacity)
+        model = load_vlm(model_dir, getattr(torch, config.model.dtype), train_tower=train_tower)
+        self.trainer = Trainer(model, config.train, config.runtime)
+        self._gathered.enter_context(self.trainer.gathered())
+        self.actor = SplitVLM(model, vocabulary, config.rollout.temperature)
+        self.ledger = Ledger()
+        self.updater = Updater(
+            self.actor, self.trainer.gradients, self.shape, self.ledger, config.runtime.boundary_budget_bytes
+        )
+        self.policy_version = 0
+        schedule = SCHEDULES[config.runtime.schedule]
+        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens)
+        self.window = Window(schedule, config.runtime.backlog)
+        self._fallback = Fallback(config.runtime.fallback and bool(schedule.window))
+        self._timers = Timers()
+        self._groups: dict[int, GroupWork] = {}
+        self._registered: list[_Registered] = []
+        self._batch_ended = False
+        self._engine: RolloutEngine | None = None
+        self._stats: dict[str, float] = {}
+        self._account_fixed_buffers()
+        if config.rl.kl_coef > 0:
+            self.start_rl()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Rollplex:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the rollout engine and free what the process holds."""
+        self._gathered.close()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    @property
+    def rank(self) -> int:
+        return self.trainer.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.trainer.world_size
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The rollout engine, started on first use on the trainer's weights."""
+        if self._engine is None:
+            with self._timers.span("start_engine"):
+                parameters = dict(self.trainer.engine.module.named_parameters())
+                self._engine = RolloutEngine(
+                    self.config.runtime, self.model_dir, self.config.model.dtype, self.vocabulary, parameters,
+                    share=self.trainer.stage != 3,
+                )  # fmt: skip
+                self._engine.publish(self.policy_version)
+            self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
+        return self._engine
+
+    @property
+    def weights_shared_fraction(self) -> float:
+        """Bytes of vLLM's parameters that are views of the trainer's storage, over all its parameter bytes."""
+        return self.engine.binding.shared_fraction()
+
+    def _account_fixed_buffers(self) -> None:
+        """Lease the buffers that live as long as the run, by what they measure."""
+        model, optimizer = self.trainer.engine.module, self.trainer.engine.optimizer
+        self.ledger.lease("weights", sum(_bytes(parameter) for parameter in model.parameters()))
+        self.ledger.lease("gradients", _bytes(self.trainer.gradients.flat))
+        master = getattr(optimizer, "single_partition_of_fp32_groups", None) or []
+        masters = sum(_bytes(tensor) for tensor in master)
+        moments = 2 * masters if master else 2 * 4 * self.shape.trainable // self.world_size
+        self.ledger.lease("optimizer", masters + moments)
+
+    # --- rollout -----------------------------------------------------------------------------------------------------
+
+    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling, *, train: bool = True) -> None:
+        """Queue a response. With `train`, work on its prompt may begin as soon as its whole row is known.
+
+        Raises:
+            ValueError: prompt and response do not fit `runtime.max_model_len`.
+        """
+        if train:
+            if self._batch_ended:
+                self._groups.clear()
+                self._batch_ended = False
+            work = self._groups.setdefault(key.group, GroupWork(self.config.rl.group_size, self.packing))
+            assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
+        self.engine.submit(key, prompt, sampling)
+        if train:
+            work.prompts[key.rollout].append(prompt)
+            self._compose(work)
+
+    def poll(self) -> list[tuple[TurnKey, Response]]:
+        """One decode step, then work in the window; returns the responses that ended.
+
+        With nothing to decode it does window work alone, while simulators step.
+        """
+        if self._engine is None or not self._engine.has_unfinished():
+            self.window.pump()
+            return []
+        with self._timers.span("together"):
+            with self._timers.span("decode"):
+                ended = self._engine.step()
+            self.window.pump()
+        for key, response in ended:
+            if (work := self._groups.get(key.group)) and not self._batch_ended:
+                self._record(work, key, response)
+        return ended
+
+    def _record(self, work: GroupWork, key: TurnKey, response: Response) -> None:
+        if response.policy_version != self.policy_version:
+            raise StaleEncoding(f"{key} was sampled by version {response.policy_version}, now is {self.policy_version}")
+        work.responses[key.rollout].append(response)
+        self._compose(work)
+
+    def has_unfinished(self) -> bool:
+        """Whether responses are still being decoded."""
+        return self._engine is not None and self._engine.has_unfinished()
+
+    def end_rollout(self, group: int, rollout: int) -> None:
+        """No further turn will be submitted for this rollout."""
+        if not self._batch_ended and (work := self._groups.get(group)):
+            work.ended[rollout] = True
+            self._compose(work)
+
+    def _compose(self, work: GroupWork) -> None:
+        prompted, answered = work.compose()
+        for unit in prompted:
+            self._offer("actor_prefix", unit)
+            if self.updater.reference is not None:
+                self._offer("reference_prefix", unit)
+        if self.updater.reference is not None:
+            for unit in answered:
+                self._offer("reference_score", unit)
+
+    def _offer(self, kind: JobKind, unit: Unit) -> None:
+        """Give work to the window, if the schedule has it there."""
+        if self.window.admits(kind):
+            steps = {
+                "actor_prefix": self.updater.encode_actor_prefix,
+                "reference_prefix": self.updater.encode_reference_prefix,
+                "reference_score": self.updater.score_reference,
+            }[kind](unit)
+            self.window.add(Job(kind, steps))
+
+    # --- update ------------------------------------------------------------------------------------------------------
+
+    def train_on(self, group: Group, loss: GroupLoss) -> None:
+        """Register a finished group; its gradient is added in the window (streamed) or by `update`."""
+        work = self._groups.get(group.index)
+        if work is None or not work.records(group):
+            if work is not None:
+                self.updater.release(work.units)
+            work = self._groups[group.index] = GroupWork.of(group, self.packing)
+        registered = _Registered(group, loss, work)
+        self._registered.append(registered)
+        if self.window.admits("train"):
+            self.window.add(Job("train", self._train(registered)))
+
+    def _train(self, registered: _Registered) -> Any:
+        registered.trained = True
+        yield from self.updater.train(registered.work.units, registered.loss)
+
+    def update(self, lr: float) -> None:
+        """Finish the step's work, step the optimizer and publish the new version.
+
+        Gradients are summed over rows, groups and ranks and divided once by the sum of the groups' denominators.
+
+        Raises:
+            ValueError: no rank registered a group.
+            NonFiniteGradient: nothing was changed.
+            StorageMoved: the rollout engine no longer reads the trainer's memory.
+        """
+        with self._timers.span("score"):
+            self.ledger.enter("score")
+            self.window.finish(drop_unstarted=True)
+            for item in self._registered:
+                for unit in item.work.units if item.loss.needs_reference and not item.trained else ():
+                    if not unit.scored:
+                        self.window.run(self.updater.score_reference(unit))
+        with self._timers.span("train"):
+            self.ledger.enter("train")
+            for item in sorted(self._registered, key=lambda item: item.group.index):
+                if not item.trained:
+                    self.window.run(self._train(item))
+        for work in self._groups.values():
+            self.updater.release(work.units)
+        self.ledger.enter("update")
+        self._step(lr)
+        self._registered.clear()
+        self._batch_ended = True
+        self.ledger.check_integrity(empty=("boundaries", "activations", "logits"))
+        self.ledger.enter("rollout")
+
+    def _step(self, lr: float) -> None:
+        sums = self.all_reduce(dict(self.updater.sums))
+        denominator = sums.get("denominator", 0.0)
+        if not denominator:
+            raise ValueError("update() without a group: call train_on first")
+        with self._timers.span("optimizer"):
+            self._gathered.close()
+            grad_norm = self.trainer.step(lr, denominator)
+            self._gathered.enter_context(self.trainer.gathered())
+        with self._timers.span("publish"):
+            self._publish()
+        self.updater.sums.clear()
+        self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
+
+    def _publish(self) -> None:
+        """Make the weights as they are now a new version: encodings and caches of the old one are refused or dropped."""
+        self.policy_version += 1
+        self.actor.version = self.policy_version
+        if self._engine is not None:
+            self._engine.publish(self.policy_version)
+
+    def start_rl(self) -> None:
+        """Freeze the reference: the actor's weights as they are now."""
+        model = self.trainer.engine.module
+        frozen = copy.deepcopy(model) if self.updater.reference is None else self.updater.reference.model
+        frozen.load_state_dict(model.state_dict())
+        frozen.requires_grad_(False)
+        if self.updater.reference is None:
+            self.ledger.lease("reference", sum(_bytes(parameter) for parameter in frozen.parameters()))
+        self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, values: dict[str, float]) -> dict[str, float]:
+        """Combine values over ranks: sums, and maxima of keys that end in `_max`. Ranks may lack keys."""
+        if self.world_size == 1:
+            return values
+        gathered: list[dict[str, float]] = [{} for _ in range(self.world_size)]
+        torch.distributed.all_gather_object(gathered, values)
+        result: dict[str, float] = {}
+        for part in gathered:
+            for name, value in part.items():
+                if name.endswith("_max"):
+                    result[name] = max(result.get(name, value), value)
+                else:
+                    result[name] = result.get(name, 0.0) + value
+        return result
+
+    def _step_stats(self, sums: dict[str, float], denominator: float) -> dict[str, float]:
+        sampled = max(sums.get("mismatch/tokens", 0.0), 1.0)
+        stats = {name: value for name, value in sums.items() if name.startswith(("train/", "tokens/", "window/"))}
+        stats |= {
+            "train/loss": sums.get("loss", 0.0) / denominator,
+            "train/mismatch_prob": sums.get("mismatch/prob", 0.0) / sampled,
+            "train/mismatch_logprob_mean": sums.get("mismatch/logprob", 0.0) / sampled,
+        }
+        return stats | self._window_stats() | self._memory_stats()
+
+    def _window_stats(self) -> dict[str, float]:
+        times = self._timers.reset()
+        window = self.window.reset()
+        window.decode_s, window.together_s = times.get("decode", 0.0), times.pop("together", 0.0)
+        efficiency = window.overlap_efficiency()
+        if self._fallback.loses(efficiency) and self.window.schedule.window:
+            logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", efficiency)
+            self.window.schedule = SCHEDULES["serial"]
+        return {f"time/{name}_s": seconds for name, seconds in times.items()} | {
+            "window/jobs": float(window.jobs),
+            "window/hidden_s": window.hidden_s,
+            "window/spill_s": window.spill_s,
+            "window/overlap_efficiency": efficiency,
+            "window/fallback": float(bool(self._fallback.enabled and not self.window.schedule.window)),
+        }
+
+    def _memory_stats(self) -> dict[str, float]:
+        stats = {f"hbm/{name}_bytes": float(size) for name, size in self.ledger.buffer_peaks.items()}
+        stats["hbm/peak_bytes"] = float(max(self.ledger.peaks.values()))
+        stats["hbm/planned_peak_bytes"] = float(max(self.plan.peak(phase) for phase in PHASES))
+        return stats
+
+    def stats(self) -> dict[str, float]:
+        """Numbers of the last update, over all ranks (seconds and bytes are this rank's)."""
+        return dict(self._stats)
+
+    # --- persistence -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and reference. Every rank calls it; its part goes into the same folder."""
+        self._gathered.close()
+        self.trainer.save(folder)
+        self._gathered.enter_context(self.trainer.gathered())
+        if self.updater.reference is not None and self.rank == 0:
+            torch.save(self.updater.reference.model.state_dict(), folder / "reference.pt")
+        torch.save({"policy_version": self.policy_version}, folder / f"runtime_{self.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote.
+
+        Raises:
+            FileNotFoundError: the folder lacks this rank's state.
+        """
+        state = torch.load(folder / f"runtime_{self.rank}.pt")
+        self._gathered.close()
+        self.trainer.load(folder)
+        self._gathered.enter_context(self.trainer.gathered())
+        if self.config.rl.kl_coef > 0:
+            self.start_rl()
+            assert self.updater.reference is not None
+            self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))
+        self.policy_version = self.actor.version = state["policy_version"]
+        if self._engine is not None:
+            self._engine.publish(self.policy_version)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _device_bytes() -> int:
+    """Memory of the device; 0 where the host's own memory is used."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory if torch.cuda.is_available() else 0

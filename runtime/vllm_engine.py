@@ -1,0 +1,250 @@
+"""The rollout engine: vLLM in this process, sampling from the trainer's own weights.
+
+Everything that names vLLM is here: start-up, the loader that points its parameters at the trainer's memory, prompts
+that were rendered elsewhere (token in, pixel in), and the caches that a new policy version invalidates. Tested with
+vLLM 0.32 on a CPU; what an update of vLLM may change is marked where it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from configs.schema import RuntimeConfig
+from data.types import Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime.weights import Binding
+
+logger = logging.getLogger(__name__)
+
+TESTED_VLLM = ("0.32.0", "0.24.0")
+
+
+class StaleCache(RuntimeError):
+    """The engine could not drop what older weights computed."""
+
+
+class RolloutEngine:
+    """Samples responses from the trainer's weights.
+
+    Args:
+        trainer: the trainer's parameters by Hugging Face name; the engine's become views of them.
+        share: False copies them instead, at every `publish` (ZeRO-3).
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        model_dir: Path,
+        dtype: str,
+        vocabulary: Vocabulary,
+        trainer: Mapping[str, nn.Parameter],
+        *,
+        share: bool = True,
+    ) -> None:
+        import vllm
+
+        if vllm.__version__.split("+")[0] not in TESTED_VLLM:
+            raise RuntimeError(f"vllm {vllm.__version__} found, one of {TESTED_VLLM} needed")
+        self.vocabulary = vocabulary
+        self.policy_version = 0
+        self.binding: Binding
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            _keep_cpu_weights()
+        self._register_loader(trainer, share)
+        rng = torch.get_rng_state()  # vLLM seeds the global generator
+        options: dict[str, Any] = {"enforce_eager": True} if on_cpu else {}
+        if vllm.__version__.startswith("0.32"):
+            options["mm_device_do_normalize"] = False  # the prompt's pixels are normalised already
+        self.llm = vllm.LLM(
+            str(model_dir),
+            load_format="rollplex",
+            dtype=dtype,
+            kv_cache_memory_bytes=config.kv_cache_bytes,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=max(config.max_model_len, config.microbatch_tokens),
+            max_num_seqs=config.max_num_seqs,
+            enable_chunked_prefill=False,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            logprobs_mode="processed_logprobs",
+            logits_processors=[_forbid(vocabulary.forbidden)],
+            limit_mm_per_prompt={"video": 16, "image": 0},
+            mm_processor_cache_gb=0,
+            skip_mm_profiling=True,
+            disable_log_stats=True,
+            generation_config="vllm",
+            seed=0,
+            **options,
+        )
+        torch.set_rng_state(rng)
+        self._fields = self._mm_fields()
+
+    def _register_loader(self, trainer: Mapping[str, nn.Parameter], share: bool) -> None:
+        """Make `load_format="rollplex"` build the module without weights and bind it to the trainer's."""
+        from vllm.model_executor.model_loader import register_model_loader
+        from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+        from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        engine = self
+
+        class SharedWeightsLoader(BaseModelLoader):
+            def download_model(self, model_config: Any) -> None:
+                pass
+
+            def load_weights(self, model: nn.Module, model_config: Any) -> None:
+                pass
+
+            def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
+                with set_default_torch_dtype(model_config.dtype):
+                    model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+                    engine.binding = Binding(model, trainer, share=share)
+                    process_weights_after_loading(model, model_config, torch.device("cpu"))
+                engine.binding.check()
+                return model.eval()
+
+        logging.getLogger("vllm.model_executor.model_loader").setLevel(logging.ERROR)  # "already registered"
+        register_model_loader("rollplex")(SharedWeightsLoader)
+
+    def _mm_fields(self) -> Any:
+        """vLLM's own description of the processor outputs that its model takes."""
+        processor = self.llm.llm_engine.input_processor.renderer.mm_processor
+        return lambda inputs: processor._get_mm_fields_config(inputs, {})
+
+    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling) -> None:
+        """Queue one response.
+
+        Raises:
+            ValueError: prompt and response do not fit `runtime.max_model_len`.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        limit = self.llm.llm_engine.model_config.max_model_len
+        if len(prompt.token_ids) + sampling.max_tokens > limit:
+            raise ValueError(
+                f"a prompt of {len(prompt.token_ids)} tokens and {sampling.max_tokens} of response exceed "
+                f"runtime.max_model_len={limit}: raise it, or lower agent.max_pixels or agent.context_clips"
+            )
+        parameters = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            logprobs=0,
+            stop_token_ids=[self.vocabulary.end_of_turn],
+            ignore_eos=True,
+            detokenize=False,
+            skip_reading_prefix_cache=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self.llm.llm_engine.add_request(_request_id(key), self._engine_input(prompt), parameters)
+
+    def _engine_input(self, prompt: Prompt) -> Any:
+        """A rendered prompt as vLLM takes it after its own processor, which therefore never runs."""
+        from transformers import BatchFeature
+        from vllm.inputs.engine import mm_input, tokens_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+        if not prompt.media:
+            return tokens_input(prompt_token_ids=list(prompt.token_ids))
+        inputs = BatchFeature({
+            "pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media]),
+            "video_grid_thw": torch.tensor([item.grid_thw for item in prompt.media]),
+            "second_per_grid_ts": torch.tensor([item.seconds_per_grid for item in prompt.media]),
+        })
+        return mm_input(
+            prompt_token_ids=list(prompt.token_ids),
+            mm_kwargs=MultiModalKwargsItems.from_hf_inputs(inputs, self._fields(inputs)),
+            mm_hashes={"video": [item.content_hash for item in prompt.media]},
+            mm_placeholders={
+                "video": [PlaceholderRange(offset=item.offset, length=item.num_tokens) for item in prompt.media]
+            },
+        )
+
+    def has_unfinished(self) -> bool:
+        return self.llm.llm_engine.has_unfinished_requests()
+
+    def step(self) -> list[tuple[TurnKey, Response]]:
+        """One decode step; the responses that ended in it, by key."""
+        ended = [output for output in self.llm.llm_engine.step() if output.finished]
+        return sorted(((_key(output.request_id), self._response(output)) for output in ended), key=lambda pair: pair[0])
+
+    def _response(self, output: Any) -> Response:
+        (sample,) = output.outputs
+        token_ids = tuple(sample.token_ids)
+        return Response(
+            token_ids=token_ids,
+            behaviour_logprobs=tuple(
+                entry[token].logprob for entry, token in zip(sample.logprobs, token_ids, strict=True)
+            ),
+            finish_reason="stop" if token_ids[-1] == self.vocabulary.end_of_turn else "length",
+            policy_version=self.policy_version,
+        )
+
+    def publish(self, policy_version: int) -> None:
+        """Make the trainer's present weights the ones that responses are sampled from.
+
+        Raises:
+            StaleCache: a request is still running, so that its blocks hold keys and values of older weights.
+            StorageMoved: the weights are no longer shared.
+        """
+        if self.binding.share:
+            self.binding.check()
+        else:
+            self.binding.copy()
+        if self.has_unfinished() or not self.llm.llm_engine.reset_prefix_cache():
+            raise StaleCache(
+                f"version {policy_version} was published while responses of version {self.policy_version} still decode"
+            )
+        self.llm.llm_engine.reset_encoder_cache()
+        self.policy_version = policy_version
+
+    def close(self) -> None:
+        """End the engine; its memory goes with the last reference."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _request_id(key: TurnKey) -> str:
+    return ".".join(map(str, key))
+
+
+def _key(request_id: str) -> TurnKey:
+    # vLLM appends a suffix of its own after a hyphen to keep ids unique.
+    return TurnKey(*map(int, request_id.partition("-")[0].split(".")))
+
+
+def _keep_cpu_weights() -> None:
+    """Leave linear weights as they are: vLLM's CPU backend packs them at load and empties the originals."""
+    import vllm.model_executor.layers.utils as layers
+
+    def plain_linear(layer: nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = F.linear
+
+    layers.dispatch_cpu_unquantized_gemm = plain_linear
+
+
+def _forbid(token_ids: tuple[int, ...]) -> type:
+    """A logits processor class that gives these tokens probability 0 in every request."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class ForbiddenTokens(LogitsProcessor):
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+            self.columns = torch.tensor(token_ids, dtype=torch.long, device=device)
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.index_fill_(1, self.columns, float("-inf"))
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            pass
+
+    return ForbiddenTokens

@@ -1,0 +1,130 @@
+"""A Hugging Face vision-language model cut open at its layer boundaries.
+
+The prefix tree runs a model a layer at a time, against keys and values that other rows computed. This module gives it
+the stages (embed, each decoder layer, head) with stock Hugging Face modules inside, and knows nothing of trees,
+schedules, vLLM or DeepSpeed. Written for Qwen2.5-VL; what differs between families stays in `SplitVLM.embed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from data.types import Media, Vocabulary
+
+KeyValue = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each (1, kv_head, token, head_dim)."""
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of a row's M-RoPE positions."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class _LayerCache:
+    """What a decoder layer takes for its KV cache: it hands out the ancestors' keys and values and keeps the new ones."""
+
+    def __init__(self, context: KeyValue | None) -> None:
+        self.context = context
+        self.own: KeyValue | None = None
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any) -> KeyValue:
+        self.own = (keys, values)
+        if self.context is None:
+            return keys, values
+        return torch.cat([self.context[0], keys], dim=2), torch.cat([self.context[1], values], dim=2)
+
+
+class SplitVLM:
+    """Stages of a causal vision-language model, and the version of its weights.
+
+    Args:
+        model: a Hugging Face `*ForConditionalGeneration` with `model.visual` and `model.language_model`.
+        vocabulary: what may be sampled; the rest gets probability 0, as in the rollout engine.
+        temperature: divides the logits, as in the rollout engine.
+    """
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary, temperature: float = 1.0) -> None:
+        self.model: Any = model
+        self.version = 0
+        self.temperature = temperature
+        self.text: Any = self.model.model.language_model
+        self.tower: Any = self.model.model.visual
+        self.head: Any = self.model.lm_head
+        weight = self.text.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.hidden_size: int = weight.shape[1]
+        self.num_layers = len(self.text.layers)
+        self.log_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.mask = torch.zeros(self.head.weight.shape[0], dtype=self.log_dtype, device=self.device)
+        self.mask[list(vocabulary.forbidden)] = float("-inf")
+        self.embed_parameters = _trainable([self.text.embed_tokens, self.tower])
+        self.layer_parameters = [_trainable([layer]) for layer in self.text.layers]
+        self.head_parameters = _trainable([self.text.norm, self.head])
+
+    def embed(
+        self, token_ids: Int[Tensor, " token"], media: Sequence[Media], offsets: Sequence[int]
+    ) -> Float[Tensor, "1 token hidden"]:
+        """Embed tokens, each video's placeholders (from its offset in the row) replaced by the tower's features."""
+        hidden = self.text.embed_tokens(token_ids)
+        if media:
+            pixels = torch.cat([item.pixel_values for item in media]).to(self.device, self.dtype)
+            grid = torch.tensor([item.grid_thw for item in media], device=self.device)
+            features = self.tower(pixels, grid_thw=grid).pooler_output
+            places = [torch.arange(start, start + item.num_tokens) for item, start in zip(media, offsets, strict=True)]
+            hidden = hidden.index_copy(0, torch.cat(places).to(self.device), features.to(hidden.dtype))
+        return hidden[None]
+
+    def rotary(self, positions: Int[Tensor, "3 token"]) -> Rotary:
+        """Rotary embedding of a row's positions."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return Rotary(*self.text.rotary_emb(like, positions[:, None].to(self.device)))
+
+    def layer(
+        self, index: int, hidden: Tensor, rotary: Rotary, context: KeyValue | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one decoder layer; returns its output and the keys and values of the row's own tokens.
+
+        Args:
+            hidden: (1, token, hidden).
+            context: the ancestors' keys and values, before the row's own.
+            mask: True where a token (row) attends to a key (column: context, then own); None is plain causal.
+        """
+        cache = _LayerCache(context)
+        output = self.text.layers[index](
+            hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache, use_cache=True
+        )
+        assert cache.own is not None, "the decoder layer did not use its cache"
+        return (output[0] if isinstance(output, tuple) else output, *cache.own)
+
+    def logprobs(
+        self, hidden: Float[Tensor, "target hidden"], targets: Int[Tensor, " target"]
+    ) -> Float[Tensor, " target"]:
+        """Log-probability of each target under the final hidden state that predicts it, over what may be sampled."""
+        logits = self.head(self.text.norm(hidden)).to(self.log_dtype)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        logits = logits + self.mask
+        return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
+
+
+def _trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
+def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: str = "cpu") -> nn.Module:
+    """Load a Hugging Face vision-language model for training; a frozen tower's parameters need no gradient."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
+    model = model.to(device).eval()  # eval: no dropout; gradients do not depend on it
+    for parameter in model.model.visual.parameters():
+        parameter.requires_grad_(train_tower)
+    return model

@@ -1,0 +1,174 @@
+"""Gradients of the prefix tree against the plain per-sequence computation, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.schema import RLConfig
+from data.types import Group, Turn, Vocabulary
+from rl.losses import policy_loss
+from runtime.memory import Ledger, ModelShape
+from runtime.prefix_tree import GradientBuffer
+from runtime.update import Updater
+from runtime.vlm import SplitVLM
+from runtime.work import GroupWork, Packing
+from tests.runtime.support import load_tiny, naive_gradients, naive_logprobs, random_group, relative_error, vocabulary_of
+
+SHAPE = ModelShape(
+    parameters=1, trainable=1, layers=4, hidden=128, intermediate=256, key_value=128, vocabulary=768, item_bytes=8
+)
+MAX_TOKENS = 8
+
+
+def make_groups(model: Any) -> list[Group]:
+    """Unequal lengths, one-token responses, rollouts that end at different turns, one group of equal rewards."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        random_group(model, generator, 0, [[3, 1], [6, 2, 4], [1]], [1.0, 0.0, 0.5]),
+        random_group(model, generator, 1, [[2, 5], [4]], [0.0, 1.0]),
+        random_group(model, generator, 2, [[2], [3]], [0.7, 0.7]),
+    ]
+
+
+def naive_policy_gradients(
+    model: Any, reference: Any, vocabulary: Vocabulary, groups: list[Group], config: RLConfig
+) -> dict[str, Tensor]:
+    """GRPO written out for one response: the ratio is 1, so its gradient is the advantage's."""
+
+    def loss(group: Group, index: int, turn: Turn, logprobs: Tensor) -> Tensor:
+        rewards = group.rewards
+        advantage = 0.0 if rewards.std() == 0 else float((rewards - rewards.mean())[index] / rewards.std(correction=0))
+        tokens = sum(len(t.response.token_ids) for t in group.rollouts[index].turns)
+        objective = advantage * (logprobs - logprobs.detach()).exp()
+        with torch.no_grad():
+            log_ratio = naive_logprobs(reference, vocabulary, turn.prompt, turn.response)
+        log_ratio = log_ratio - logprobs
+        return (config.kl_coef * (log_ratio.exp() - log_ratio - 1) - objective).sum() / tokens
+
+    return naive_gradients(model, vocabulary, groups, loss)
+
+
+def tree_gradients(
+    model: Any,
+    reference: Any,
+    vocabulary: Vocabulary,
+    groups: list[Group],
+    config: RLConfig,
+    *,
+    share: bool = True,
+    ahead: bool = False,
+    budget: int = 1 << 40,
+    microbatch_tokens: int = 64,
+) -> tuple[dict[str, Tensor], Updater]:
+    """The same by the runtime; `ahead` encodes every prefix and scores the reference before any training."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    buffer = GradientBuffer(list(parameters.values()))
+    updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), budget)
+    updater.reference = SplitVLM(reference, vocabulary)
+    packing = Packing(share, microbatch_tokens, MAX_TOKENS)
+    work = [GroupWork.of(group, packing) for group in groups]
+    if ahead:
+        for item in work:
+            for unit in item.units:
+                for steps in (updater.encode_actor_prefix(unit), updater.encode_reference_prefix(unit)):
+                    list(steps)
+                if config.kl_coef:
+                    list(updater.score_reference(unit))
+    for group, item in zip(groups, work, strict=True):
+        list(updater.train(item.units, policy_loss(config, group, max_response_tokens=24)))
+    for item in work:
+        updater.release(item.units)
+    updater.ledger.check_integrity(empty=("boundaries", "activations", "logits"))
+    return {name: buffer.views[parameter] for name, parameter in parameters.items()}, updater
+
+
+@pytest.mark.usefixtures("exact_tower")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ahead": True},
+        {"ahead": True, "budget": 0},
+        {"ahead": True, "budget": 900_000},
+        {"microbatch_tokens": 8},
+        {"microbatch_tokens": 4096},
+        {"share": False},
+    ],
+    ids=["serial", "ahead", "nothing fits", "some fits", "one segment a row", "one row a turn", "unshared"],
+)
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+def test_gradients_equal_the_naive_ones(model_cache: Path, options: dict[str, Any], kl_coef: float) -> None:
+    model = load_tiny(model_cache, torch.float64, exact=True)
+    reference = load_tiny(model_cache, torch.float64, exact=True)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)).mul(0.01))
+    vocabulary, groups, config = vocabulary_of(model), make_groups(model), RLConfig(kl_coef=kl_coef)
+    expected = naive_policy_gradients(model, reference, vocabulary, groups, config)
+    actual, _ = tree_gradients(model, reference, vocabulary, groups, config, **options)
+    scale = max(float(gradient.norm()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        # Key biases have no effect under softmax: their gradient is 0 up to rounding.
+        if float(gradient.norm()) > 1e-12 * scale:
+            assert relative_error(actual[name], gradient) <= 1e-9, name
+        else:
+            assert float(actual[name].norm()) <= 1e-12 * scale, name
+
+
+def test_stock_modules_agree_to_their_own_rounding(model_cache: Path) -> None:
+    model = load_tiny(model_cache, torch.float64)
+    vocabulary, groups, config = vocabulary_of(model), make_groups(model), RLConfig(kl_coef=0.3)
+    expected = naive_policy_gradients(model, model, vocabulary, groups, config)
+    actual, _ = tree_gradients(model, model, vocabulary, groups, config)
+    scale = max(float(gradient.norm()) for gradient in expected.values())
+    worst = max(float((actual[name] - expected[name]).norm()) for name in expected)
+    assert worst <= 1e-6 * scale
+
+
+def test_frozen_tower_gets_no_gradient_and_the_rest_is_the_same(model_cache: Path) -> None:
+    trained = load_tiny(model_cache, torch.float64)
+    frozen = load_tiny(model_cache, torch.float64, train_tower=False)
+    vocabulary, groups, config = vocabulary_of(trained), make_groups(trained), RLConfig()
+    everything, _ = tree_gradients(trained, trained, vocabulary, groups, config)
+    language, _ = tree_gradients(frozen, frozen, vocabulary, groups, config)
+    assert not any("visual" in name for name in language)
+    for name, gradient in language.items():
+        assert torch.equal(gradient, everything[name]), name
+
+
+def test_equal_reference_and_first_epoch_give_kl_0_and_ratio_1_exactly(model_cache: Path) -> None:
+    model = load_tiny(model_cache, torch.float32)
+    reference = load_tiny(model_cache, torch.float32)
+    for ahead in (False, True):
+        _, updater = tree_gradients(
+            model, reference, vocabulary_of(model), make_groups(model), RLConfig(kl_coef=0.3), ahead=ahead
+        )
+        assert updater.sums["train/kl_sum"] == 0.0
+        assert updater.sums["train/ratio_max"] == 1.0
+
+
+def test_shared_prompts_are_computed_once_a_group(model_cache: Path) -> None:
+    model = load_tiny(model_cache, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    group = random_group(model, generator, 0, [[4], [4], [4], [4]], [1.0, 0.0, 0.0, 1.0])
+    _, updater = tree_gradients(model, model, vocabulary_of(model), [group], RLConfig(), microbatch_tokens=4096)
+    prompt = len(group.rollouts[0].turns[0].prompt.token_ids)
+    # Once the prompt, and of each response all but the last token; a naive trainer repeats everything.
+    assert updater.sums["tokens/trained"] == prompt + 4 * 3
+    assert updater.sums["tokens/naive"] == 4 * (prompt + 4)
+
+
+def test_budget_is_kept_and_overflow_is_counted(model_cache: Path) -> None:
+    model = load_tiny(model_cache, torch.float32)
+    vocabulary, groups = vocabulary_of(model), make_groups(model)
+    _, roomy = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True)
+    assert roomy.sums["window/over_budget"] == 0
+    budget = roomy.ledger.buffer_peaks["boundaries"] // 8
+    _, tight = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True, budget=budget)
+    assert tight.sums["window/over_budget"] > 0
+    assert tight.ledger.buffer_peaks["boundaries"] <= budget + SHAPE.boundary_bytes(64)
