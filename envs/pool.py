@@ -87,7 +87,7 @@ class _Worker:
         fds = (theirs.fileno(), memory_fd, alive_theirs)
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "envs.pool_worker", *map(str, fds)],
+            [sys.executable, "-P", "-c", "from envs.pool_worker import main; main()", *map(str, fds)],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},

@@ -1,6 +1,6 @@
 """One process of the environment pool: serves commands for its slots until the pool closes or dies.
 
-Started as `python -m envs.pool_worker`, so it imports simulators and numpy and never the program that owns the pool.
+Started as a fresh interpreter that calls `main`, so it imports simulators and numpy, never the program with the pool.
 Clips go through shared memory, everything else through a pipe of pickled tuples:
 
     pool -> worker   ("init", WorkerSetup)   ("run", slot, Episode or actions)   ("expert", slot, max_actions)
@@ -134,7 +134,7 @@ def serve(pipe: Connection, memory_fd: int) -> None:
     setup: WorkerSetup = pipe.recv()[1]
     try:
         envs = [make_env(setup.config) for _ in setup.slots]
-        shape = tuple(envs[0].observation_space["clip"].shape)  # type: ignore[index]
+        shape = tuple(envs[0].observation_space["clip"].shape)
     except Exception as error:
         pipe.send(("error", None, describe(error)))
         return
@@ -187,7 +187,3 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the pool decides when to close
     exit_with_parent(alive_fd)
     serve(Connection(pipe_fd), memory_fd)
-
-
-if __name__ == "__main__":
-    main()

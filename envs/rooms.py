@@ -107,14 +107,14 @@ class RoomsEnv(VideoEnv[Moment]):
         begin, heading, touched_wrong = self._at, self._heading, False
         turn = {"left": self._turn, "right": -self._turn}.get(action or "", 0.0)
         if action == "forward":
-            x, y, touched_wrong = self._walker.forward(begin, heading, self.options.forward_m, self.goal_position)
-            self._at = x, y
+            walk = self._walker.forward(begin, heading, self.options.forward_m, self.goal_position)
+            self._at, touched_wrong = (walk.x, walk.y), walk.touched_wrong
+            self._path_length += walk.length_m
         (x0, y0), (x1, y1) = begin, self._at
         for tick in range(1, self.options.ticks_per_action + 1):
             share = min(1.0, tick / self.options.motion_ticks)
             self._push_tick((x0 + share * (x1 - x0), y0 + share * (y1 - y0)), heading + share * turn)
         self._heading = math.remainder(heading + turn, 2 * math.pi)
-        self._path_length += math.dist(begin, self._at)
         return touched_wrong
 
     def _judge(self) -> bool:

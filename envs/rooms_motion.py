@@ -23,6 +23,7 @@ class Walk(NamedTuple):
 
     x: float
     y: float
+    length_m: float
     touched_wrong: bool
     """True where an object other than the goal stopped it."""
 
@@ -36,28 +37,51 @@ class Walker:
         self._wrong = [(thing.x, thing.y) for thing in layout.things[1:]]
 
     def forward(self, start: Point, heading: float, length_m: float, goal: Point) -> Walk:
-        """Step along `heading`: slide along walls, stop at the first object."""
+        """Step along `heading`: at a wall slide along it with what is left of the step, at an object stop."""
         x, y = start
-        end_x, end_y = x + length_m * math.cos(heading), y + length_m * math.sin(heading)
-        for x0, y0, x1, y1 in self._boxes:
-            if y0 < y < y1:
-                if x <= x0 < end_x:
-                    end_x = x0
-                elif end_x < x1 <= x:
-                    end_x = x1
-        for x0, y0, x1, y1 in self._boxes:
-            if x0 < end_x < x1:
-                if y <= y0 < end_y:
-                    end_y = y0
-                elif end_y < y1 <= y:
-                    end_y = y1
-        dx, dy = end_x - x, end_y - y
-        share, touched_wrong = _free_share(start, dx, dy, goal), False
-        for centre in self._wrong:
-            free = _free_share(start, dx, dy, centre)
+        dx, dy = length_m * math.cos(heading), length_m * math.sin(heading)
+        walked = 0.0
+        for _ in range(2):  # up to a wall, and along it
+            share, face_x, face_y = self._until_wall(x, y, dx, dy)
+            free, is_wrong = self._until_object((x, y), dx, dy, goal)
+            walked += min(free, share) * math.hypot(dx, dy)
             if free < share:
-                share, touched_wrong = free, True
-        return Walk(x + share * dx, y + share * dy, touched_wrong)
+                return Walk(x + free * dx, y + free * dy, walked, is_wrong)
+            x = x + share * dx if face_x is None else face_x
+            y = y + share * dy if face_y is None else face_y
+            dx, dy = (
+                (0.0 if face_x is not None else (1 - share) * dx),
+                (0.0 if face_y is not None else (1 - share) * dy),
+            )
+        return Walk(x, y, walked, False)
+
+    def _until_wall(self, x: float, y: float, dx: float, dy: float) -> tuple[float, float | None, float | None]:
+        """Share of the way (dx, dy) up to the first wall, and the x or the y of the face that is hit."""
+        nearest: tuple[float, float | None, float | None] = (1.0, None, None)
+        for x0, y0, x1, y1 in self._boxes:
+            enter_x, leave_x = _crossing(x, dx, x0, x1)
+            enter_y, leave_y = _crossing(y, dy, y0, y1)
+            enter = max(enter_x, enter_y)
+            if -1e-9 < enter < min(leave_x, leave_y, nearest[0]):
+                if enter_x > enter_y:
+                    nearest = max(0.0, enter), (x0 if dx > 0 else x1), None
+                else:
+                    nearest = max(0.0, enter), None, (y0 if dy > 0 else y1)
+        return nearest
+
+    def _until_object(self, start: Point, dx: float, dy: float, goal: Point) -> tuple[float, bool]:
+        """Share of the way up to the first object, and whether that is a wrong one."""
+        free = _free_share(start, dx, dy, goal)
+        wrong = min((_free_share(start, dx, dy, centre) for centre in self._wrong), default=1.0)
+        return min(free, wrong), wrong < free
+
+
+def _crossing(at: float, delta: float, low: float, high: float) -> tuple[float, float]:
+    """Shares of the way at which it enters and leaves the open range (low, high)."""
+    if delta == 0:
+        return (-math.inf, math.inf) if low < at < high else (math.inf, -math.inf)
+    first, last = (low - at) / delta, (high - at) / delta
+    return (first, last) if delta > 0 else (last, first)
 
 
 def _free_share(start: Point, dx: float, dy: float, centre: Point) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from jaxtyping import Float, UInt8, UInt32
+from jaxtyping import Bool, Float, UInt8, UInt32
 
 LEVELS = 12
 """Levels of light of a sprite; 0 is see-through (count)."""
@@ -47,7 +47,7 @@ def sprite_colors(color: str) -> UInt32[np.ndarray, " level"]:
     return table
 
 
-def _levels(inside: Grid, light: Grid) -> UInt8[np.ndarray, "texel texel"]:
+def _levels(inside: Bool[np.ndarray, "texel texel"], light: Grid) -> UInt8[np.ndarray, "texel texel"]:
     """Quantised light in 1 .. LEVELS - 1 where `inside`, 0 elsewhere."""
     return np.where(inside, 1 + np.clip(light, 0, 1) * (LEVELS - 1.001), 0).astype(np.uint8)
 

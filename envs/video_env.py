@@ -156,14 +156,15 @@ class VideoEnv(gymnasium.Env[Observation, np.int64], ABC, Generic[Moment]):
             ValueError: an action that is not in `action_names`.
             RuntimeError: the episode is over.
         """
-        for action in actions:
-            if action not in self.action_names:
-                raise ValueError(f"unknown action {action!r}: choose from {', '.join(self.action_names)}")
+        for name in actions:
+            if name not in self.action_names:
+                raise ValueError(f"unknown action {name!r}: choose from {', '.join(self.action_names)}")
         if self._over:
             raise RuntimeError("the episode is over (or never began): call reset before the next step")
         self.frames.clear()
         total, env_steps, terminated, truncated = 0.0, 0, False, False
-        for action in actions or (None,):
+        chunk: Sequence[str | None] = actions or (None,)
+        for action in chunk:
             reward, terminated, truncated = self._advance(action)
             total += reward
             env_steps += 1

@@ -122,7 +122,7 @@ def evaluate(
         return None
     evaluation = summarize(manifest, results)
     folder.mkdir(parents=True, exist_ok=True)
-    recorder.write(folder / "videos", config.agent.fps * 2)
+    recorder.write(folder / "videos", config.agent.fps)
     if ranks.rank == 0:
         write_json(folder / "results.json", asdict(evaluation) | {"manifest_seed": config.eval.manifest_seed})
     return evaluation

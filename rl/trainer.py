@@ -83,6 +83,7 @@ class Trainer:
         self.tasks = TaskSampler(config.seed)
         self.log = MetricsLog(self.folder / "metrics.jsonl", enabled=runtime.rank == 0)
         self._last: Evaluation | None = None
+        self._warned = False
         self._since = time.perf_counter()
 
     def resume(self, checkpoint: Path | None) -> None:
@@ -205,8 +206,8 @@ class Trainer:
         self.log.write(progress.phase, progress.step, metrics | {"time/step_s": seconds})
         bar.update()
         logger.info("%s", step_line(progress, bar.total, metrics, seconds))
-        if progress.phase == "rl":
-            warn_if_cut(metrics, self.config.rollout.max_tokens)
+        if progress.phase == "rl" and self.runtime.rank == 0 and not self._warned:
+            self._warned = warn_if_cut(metrics, self.config.rollout.max_tokens)
         if _is_due(progress.step, self.config.save_every, bar.total):
             save_checkpoint(self.config, self.runtime, progress)
 

@@ -58,7 +58,9 @@ class Trainer:
         import deepspeed
 
         if deepspeed.__version__ != TESTED_DEEPSPEED:
-            raise RuntimeError(f"deepspeed {deepspeed.__version__} found, {TESTED_DEEPSPEED} needed: its ZeRO internals are used")
+            raise RuntimeError(
+                f"deepspeed {deepspeed.__version__} found, {TESTED_DEEPSPEED} needed: its ZeRO internals are used"
+            )
         self.stage = runtime.zero_stage
         pack(in_fused_order(model, trainable=False))
         self.parameters = in_fused_order(model, trainable=True)
@@ -105,7 +107,7 @@ class Trainer:
             yield
 
     def step(self, lr: float, denominator: float) -> float:
-        """Add gradients over ranks, divide by `denominator`, clip, update the weights; returns the norm before clipping.
+        """Add gradients over ranks, divide by `denominator`, clip, update; returns the norm before clipping.
 
         Raises:
             NonFiniteGradient: on every rank, before anything is changed.
@@ -115,7 +117,9 @@ class Trainer:
         flat.div_(denominator)
         norm = float(torch.linalg.vector_norm(flat))
         if not norm < float("inf"):
-            raise NonFiniteGradient(f"gradient norm is {norm} at learning rate {lr}: lower train.lr or look for NaN rewards")
+            raise NonFiniteGradient(
+                f"gradient norm is {norm} at learning rate {lr}: lower train.lr or look for NaN rewards"
+            )
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self._hand_over(flat)

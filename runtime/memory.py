@@ -122,9 +122,8 @@ class Plan:
 
     def table(self) -> str:
         """The table as text, a row a buffer, a column a phase."""
-        rows = [("buffer", "size", *PHASES)]
-        for buffer in self.buffers:
-            rows.append((buffer.name, format_bytes(buffer.num_bytes), *(buffer.residency[phase] for phase in PHASES)))
+        rows: list[tuple[str, ...]] = [("buffer", "size", *PHASES)]
+        rows += [(b.name, format_bytes(b.num_bytes), *(b.residency[phase] for phase in PHASES)) for b in self.buffers]
         rows.append(("peak HBM", "", *(format_bytes(self.peak(phase)) for phase in PHASES)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -238,18 +237,3 @@ def format_bytes(num_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
-
-
-def plan_command(config: RunConfig, model_dir: Path, *, as_json: bool = False) -> str:
-    """What `run.py plan` prints: the table of one rank, and whether it fits.
-
-    Raises:
-        HBMExhausted: a phase does not fit `runtime.hbm_bytes`.
-    """
-    import os
-
-    shape = model_shape(model_dir, config.model.dtype, train_tower=config.train.vision_tower == "trained")
-    result = plan(config, shape, int(os.environ.get("WORLD_SIZE", "1")))
-    if config.runtime.hbm_bytes:
-        result.check(config.runtime.hbm_bytes)
-    return result.to_json() if as_json else result.table()

@@ -20,7 +20,7 @@ from data.types import Media
 from runtime.vlm import KeyValue, Rotary, SplitVLM
 
 Keep = Literal["graph", "inputs", "nothing"]
-"""What an encoding keeps for its backward: each layer's autograd graph, its input (recompute), or nothing (no backward)."""
+"""What an encoding keeps for its backward: each layer's graph, its input (to recompute), or nothing (no backward)."""
 
 
 class StaleEncoding(RuntimeError):
@@ -47,7 +47,7 @@ class Segment:
 
     @property
     def num_readouts(self) -> int:
-        """Final hidden states that are read: those that predict a target, or the last one where there are no targets."""
+        """Final hidden states that are read: those that predict a target, or the last where there are no targets."""
         return len(self.targets) - 1 if self.targets else 1
 
     def ancestors(self) -> Iterable[Segment]:
@@ -214,7 +214,9 @@ def encode(
     """
     positions = torch.cat([segment.positions for segment in row.segments], dim=1)
     mask = row.mask()
-    encoding = Encoding(row, model.version, keep, model.rotary(positions), None if mask is None else mask.to(model.device))
+    encoding = Encoding(
+        row, model.version, keep, model.rotary(positions), None if mask is None else mask.to(model.device)
+    )
     with torch.set_grad_enabled(keep == "graph"):
         hidden = _embed(model, row)
     encoding.embedded = hidden if keep == "graph" else None

@@ -94,7 +94,9 @@ class Rollplex:
     def __enter__(self) -> Rollplex:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -277,7 +279,7 @@ class Rollplex:
         self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
 
     def _publish(self) -> None:
-        """Make the weights as they are now a new version: encodings and caches of the old one are refused or dropped."""
+        """Make the present weights a new version: encodings and caches of the old one are refused or dropped."""
         self.policy_version += 1
         self.actor.version = self.policy_version
         if self._engine is not None:
@@ -382,4 +384,6 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _device_bytes() -> int:
     """Memory of the device; 0 where the host's own memory is used."""
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory if torch.cuda.is_available() else 0
+    return (
+        torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory if torch.cuda.is_available() else 0
+    )

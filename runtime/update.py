@@ -16,7 +16,14 @@ from torch import Tensor
 from data.types import GroupLoss, Response, TokenBatch
 from runtime.memory import Ledger, ModelShape
 from runtime.prefix_tree import (
-    Encoding, GradientBuffer, Keep, Row, backward, backward_scores, encode, score
+    Encoding,
+    GradientBuffer,
+    Keep,
+    Row,
+    backward,
+    backward_scores,
+    encode,
+    score,
 )  # fmt: skip
 from runtime.vlm import SplitVLM
 from runtime.work import ResponseRow, Unit

@@ -154,11 +154,13 @@ class RolloutEngine:
 
         if not prompt.media:
             return tokens_input(prompt_token_ids=list(prompt.token_ids))
-        inputs = BatchFeature({
-            "pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media]),
-            "video_grid_thw": torch.tensor([item.grid_thw for item in prompt.media]),
-            "second_per_grid_ts": torch.tensor([item.seconds_per_grid for item in prompt.media]),
-        })
+        inputs = BatchFeature(
+            {
+                "pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media]),
+                "video_grid_thw": torch.tensor([item.grid_thw for item in prompt.media]),
+                "second_per_grid_ts": torch.tensor([item.seconds_per_grid for item in prompt.media]),
+            }
+        )
         return mm_input(
             prompt_token_ids=list(prompt.token_ids),
             mm_kwargs=MultiModalKwargsItems.from_hf_inputs(inputs, self._fields(inputs)),

@@ -29,7 +29,7 @@ class Rotary(NamedTuple):
 
 
 class _LayerCache:
-    """What a decoder layer takes for its KV cache: it hands out the ancestors' keys and values and keeps the new ones."""
+    """What a decoder layer takes for its KV cache: gives it the ancestors' keys and values, keeps the new ones."""
 
     def __init__(self, context: KeyValue | None) -> None:
         self.context = context

@@ -98,13 +98,15 @@ class Binding:
         for part in parts:
             data = self.trainer[part.name].data
             if data.data_ptr() != address or not data.is_contiguous():
-                raise StorageMoved(f"{part.name} does not follow its neighbour in the trainer's buffer, {name} needs it to")
+                raise StorageMoved(
+                    f"{part.name} does not follow its neighbour in the trainer's buffer, {name} needs it to"
+                )
             address += data.numel() * data.element_size()
             numel += data.numel()
         shape, like = self.engine[name].shape, self.engine[name]
         if shape.numel() != numel or like.dtype != first.dtype:
             raise StorageMoved(
-                f"{name}: the engine wants {tuple(shape)} {like.dtype}, the trainer holds {numel} elements of {first.dtype}"
+                f"{name}: the engine wants {tuple(shape)} {like.dtype}, the trainer holds {numel} of {first.dtype}"
             )
         strides = torch.empty(shape, device="meta").stride()
         return torch.as_strided(first, shape, strides, first.storage_offset())

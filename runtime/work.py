@@ -160,7 +160,8 @@ class GroupWork:
     def records(self, group: Group) -> bool:
         """Whether this work was composed from exactly the group's turns."""
         return len(group.rollouts) == len(self.prompts) and all(
-            [turn.prompt for turn in rollout.turns] == prompts and [turn.response for turn in rollout.turns] == responses
+            [turn.prompt for turn in rollout.turns] == prompts
+            and [turn.response for turn in rollout.turns] == responses
             for rollout, prompts, responses in zip(group.rollouts, self.prompts, self.responses, strict=True)
         )
 

@@ -17,7 +17,14 @@ from runtime.prefix_tree import GradientBuffer
 from runtime.update import Updater
 from runtime.vlm import SplitVLM
 from runtime.work import GroupWork, Packing
-from tests.runtime.support import load_tiny, naive_gradients, naive_logprobs, random_group, relative_error, vocabulary_of
+from tests.runtime.support import (
+    load_tiny,
+    naive_gradients,
+    naive_logprobs,
+    random_group,
+    relative_error,
+    vocabulary_of,
+)
 
 SHAPE = ModelShape(
     parameters=1, trainable=1, layers=4, hidden=128, intermediate=256, key_value=128, vocabulary=768, item_bytes=8

@@ -1,0 +1,78 @@
+"""An environment that counts, and misbehaves where it is told to; and a class that is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from envs.video_env import Split, VideoEnv
+
+
+class CountingEnv(VideoEnv[np.ndarray]):
+    """Frames filled with the number of ticks, three ticks an action; `go` earns 1, and the fifth one ends it.
+
+    `fault` says what happens in the second decision, or "reset-raise" and "build-raise" when.
+    """
+
+    def __init__(self, fault: str = "", length: int = 5) -> None:
+        if fault == "build-raise":
+            raise RuntimeError("no display")
+        super().__init__(("go", "rest"), (4, 6, 8))
+        self._fault, self._length = fault, length
+
+    def _begin(self, split: Split) -> str:
+        if self._fault == "reset-raise":
+            raise RuntimeError("the scene is missing")
+        self._ticks = int(self.np_random.integers(100))
+        self._first, self._gone, self._decisions = self._ticks, 0, 0
+        self._show()
+        return f"count from {self._ticks} in {split}"
+
+    def _show(self) -> None:
+        self.frames.push(np.full((6, 8, 3), self._ticks % 256, np.uint8))
+
+    def _advance(self, action: str | None) -> tuple[float, bool, bool]:
+        self._decisions += 1
+        if self._decisions == 2:
+            self._misbehave()
+        for _ in range(3):
+            self._ticks += 1
+            self._show()
+        self._gone += action == "go"
+        reward = float("nan") if self._fault == "nan" and self._decisions == 2 else float(action == "go")
+        return reward, self._gone == self._length, False
+
+    def _misbehave(self) -> None:
+        if self._fault == "raise":
+            raise KeyError("left wheel")
+        if self._fault == "hang":
+            time.sleep(60)
+        if self._fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _render(self, moments: Any) -> np.ndarray:
+        clip = super()._render(moments)
+        if self._decisions if hasattr(self, "_decisions") else False:
+            clip = {"float": clip / 255.0, "shape": clip[:-1], "list": clip.tolist()}.get(self._fault, clip)
+        return clip
+
+    def _info(self) -> dict[str, Any]:
+        info = {"success": self._gone == self._length, "path_length_m": 0.0, "geodesic_m": 5.0, "distance_m": 0.0}
+        if self._fault != "info":
+            info["task"] = "count"
+        return {**info, "has_torch": "torch" in sys.modules, "pid": os.getpid()}
+
+    def expert_actions(self, max_actions: int) -> tuple[str, ...]:
+        return ("go",) * min(max_actions, self._length - self._gone)
+
+    def geodesic_distance(self) -> float:
+        return float(self._length - self._gone)
+
+
+class NotAnEnv:
+    """Has no steps."""

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.models import resolve_model
+from configs.schema import RLConfig, RunConfig, RuntimeConfig
+from runtime.memory import HBMExhausted, Ledger, LedgerError, ModelShape, format_bytes, model_shape, plan
+
+SHAPE = ModelShape(
+    parameters=1000, trainable=800, layers=2, hidden=8, intermediate=16, key_value=4, vocabulary=32, item_bytes=2
+)
+
+
+def sizes(config: RunConfig, world_size: int = 1) -> dict[str, int]:
+    return {buffer.name: buffer.num_bytes for buffer in plan(config, SHAPE, world_size).buffers}
+
+
+def test_plan_counts_bytes_by_hand() -> None:
+    config = RunConfig(runtime=RuntimeConfig(microbatch_tokens=16, kv_cache_bytes=5000, boundary_budget_bytes=777))
+    assert sizes(config) == {
+        "weights": 2000,
+        "kv_cache": 5000,
+        "reference": 0,
+        "gradients": 4 * 800,
+        "optimizer": 12 * 800,
+        "boundaries": 777,
+        # 32 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 14 hiddens, 4 intermediates and keys and values
+        "activations": 32 * 2 * 2 * (4 + 8) + 32 * 2 * 2 * (14 * 8 + 4 * 16 + 4),
+        "logits": 4 * 4 * 16 * 32,
+    }
+
+
+def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:
+    config = RunConfig(rl=RLConfig(kl_coef=0.1))
+    assert sizes(config)["reference"] == 2000
+    assert sizes(config, world_size=2)["optimizer"] == 6 * 800
+    stage0 = RunConfig(runtime=RuntimeConfig(zero_stage=0))
+    assert sizes(stage0, world_size=2)["optimizer"] == 12 * 800
+
+
+def test_boundaries_live_from_the_rollout_on_only_where_they_are_computed_early() -> None:
+    for schedule, phases in (("serial", "train"), ("overlapped", "rollout score train")):
+        config = RunConfig(runtime=RuntimeConfig(schedule=schedule))  # type: ignore[arg-type]
+        (held,) = [buffer for buffer in plan(config, SHAPE).buffers if buffer.name == "boundaries"]
+        assert [phase for phase, place in held.residency.items() if place == "HBM"] == phases.split()
+
+
+def test_plan_that_does_not_fit_names_the_phase_and_the_knob() -> None:
+    config = RunConfig(runtime=RuntimeConfig(kv_cache_bytes=1 << 30))
+    with pytest.raises(HBMExhausted, match=r'phase "rollout" needs .*kv_cache 1\.0 GiB.*runtime\.kv_cache_bytes'):
+        plan(config, SHAPE).check(1 << 20)
+
+
+def test_model_shape_counts_the_parameters_of_the_real_model(model_cache: Path) -> None:
+    import torch
+
+    from runtime.vlm import load_vlm
+
+    folder = resolve_model("tiny:qwen2_5_vl", model_cache)
+    model = load_vlm(folder, torch.float32, train_tower=False)
+    shape = model_shape(folder, "float32", train_tower=False)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert (shape.layers, shape.item_bytes) == (len(model.model.language_model.layers), 4)
+
+
+def test_table_and_json_say_the_same() -> None:
+    result = plan(RunConfig(), SHAPE)
+    table = result.table().splitlines()
+    assert table[0].split() == ["buffer", "size", "rollout", "score", "train", "update"]
+    assert table[2].split() == ["kv_cache", "64.0", "MiB", "HBM", "HBM", "HBM", "HBM"]
+    values = json.loads(result.to_json())
+    assert values["buffers"]["kv_cache"]["bytes"] == 64 << 20
+    assert values["peak_bytes"]["update"] == (64 << 20) + 2000 + 4 * 800 + 12 * 800
+
+
+def test_ledger_returns_what_it_takes_and_remembers_peaks() -> None:
+    ledger = Ledger()
+    ledger.lease("weights", 100)
+    first = ledger.lease("boundaries", 30)
+    ledger.enter("train")
+    with ledger.hold("logits", 7):
+        ledger.release(first)
+        second = ledger.lease("boundaries", 50)
+    ledger.release(second)
+    ledger.check_integrity(empty=("boundaries", "logits"))
+    assert ledger.peaks == {"rollout": 130, "score": 0, "train": 157, "update": 0}
+    assert ledger.buffer_peaks == {"weights": 100, "boundaries": 50, "logits": 7}
+
+
+def test_ledger_refuses_a_second_release_and_names_a_leak() -> None:
+    ledger = Ledger()
+    token = ledger.lease("boundaries", 30)
+    with pytest.raises(LedgerError, match="30 bytes of boundaries"):
+        ledger.check_integrity(empty=("boundaries",))
+    ledger.release(token)
+    with pytest.raises(LedgerError, match="twice"):
+        ledger.release(token)
+
+
+def test_format_bytes_uses_binary_units() -> None:
+    assert [format_bytes(size) for size in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]

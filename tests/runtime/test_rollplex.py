@@ -1,0 +1,296 @@
+"""The whole runtime: real vLLM, real DeepSpeed, one storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent.models import resolve_model
+from agent.policy import Observation, VLMPolicy
+from configs.schema import (
+    AgentConfig,
+    ModelConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainConfig,
+)
+from data.types import Group, Prompt, Response, Rollout, Sampling, Turn, TurnKey
+from rl.losses import policy_loss
+from runtime.memory import HBMExhausted
+from runtime.prefix_tree import StaleEncoding
+from runtime.rollplex import Rollplex
+from runtime.vllm_engine import StaleCache
+
+GROUPS, SIZE, TURNS = 2, 3, 2
+
+
+def run_config(schedule: str = "overlapped", **runtime: Any) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(path="tiny:qwen2_5_vl"),
+        rollout=RolloutConfig(max_tokens=6),
+        rl=RLConfig(group_size=SIZE, groups_per_step=GROUPS, kl_coef=0.1),
+        train=TrainConfig(lr=1e-3, vision_tower="trained"),
+        runtime=RuntimeConfig(schedule=schedule, fallback=False, microbatch_tokens=64, max_model_len=128, **runtime),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def policy(model_cache: Path) -> VLMPolicy:
+    return VLMPolicy(AgentConfig(), resolve_model("tiny:qwen2_5_vl", model_cache), ("left", "right", "forward"))
+
+
+def make_runtime(model_cache: Path, policy: VLMPolicy, config: RunConfig) -> Rollplex:
+    return Rollplex(config, resolve_model(config.model.path, model_cache), policy.vocabulary)
+
+
+def prompts_of(policy: VLMPolicy, seed: int) -> dict[TurnKey, Prompt]:
+    """Prompts of every turn; the first is the same for a whole group."""
+    generator = np.random.default_rng(seed)
+    keys = [TurnKey(g, r, t) for g in range(GROUPS) for r in range(SIZE) for t in range(TURNS)]
+    clips = {key: generator.integers(0, 255, (4, 56, 56, 3), dtype=np.uint8) for key in keys}
+    for key in keys:
+        if key.turn == 0:
+            clips[key] = clips[TurnKey(key.group, 0, 0)]
+    rendered = policy.render([[Observation(clips[key], "go to the red box")] for key in keys])
+    prompts = dict(zip(keys, rendered, strict=True))
+    return {key: prompts[TurnKey(key.group, 0, 0)] if key.turn == 0 else prompts[key] for key in keys}
+
+
+def roll_out(runtime: Rollplex, prompts: dict[TurnKey, Prompt], greedy: bool = False) -> dict[TurnKey, Response]:
+    """All turns, each rollout's next one when its last has ended."""
+    sampling = Sampling(max_tokens=6, temperature=0.0 if greedy else 1.0)
+    for key, prompt in prompts.items():
+        if key.turn == 0:
+            runtime.submit(key, prompt, sampling)
+    responses: dict[TurnKey, Response] = {}
+    while runtime.has_unfinished():
+        for key, response in runtime.poll():
+            responses[key] = response
+            following = key._replace(turn=key.turn + 1)
+            if following in prompts:
+                runtime.submit(following, prompts[following], sampling)
+            else:
+                runtime.end_rollout(key.group, key.rollout)
+    return responses
+
+
+def record(prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> list[Group]:
+    """Groups with made-up rewards: the share of even tokens."""
+    groups = []
+    for group in range(GROUPS):
+        rollouts = []
+        for index in range(SIZE):
+            keys = [TurnKey(group, index, turn) for turn in range(TURNS)]
+            turns = tuple(Turn(prompts[key], responses[key]) for key in keys)
+            tokens = [token for key in keys for token in responses[key].token_ids]
+            reward = sum(token % 2 == 0 for token in tokens) / len(tokens) + 0.01 * index
+            rollouts.append(Rollout(f"episode {group}", turns, reward, success=False, truncated=False))
+        groups.append(Group(group, tuple(rollouts)))
+    return groups
+
+
+def train(runtime: Rollplex, groups: list[Group]) -> dict[str, float]:
+    for group in groups:
+        runtime.train_on(group, policy_loss(runtime.config.rl, group, max_response_tokens=12))
+    runtime.update(1e-3)
+    return runtime.stats()
+
+
+def weights(runtime: Rollplex) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in runtime.trainer.engine.module.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def runtime(model_cache: Path, policy: VLMPolicy) -> Iterator[Rollplex]:
+    with make_runtime(model_cache, policy, run_config()) as runtime:
+        yield runtime
+
+
+def test_vllm_and_trainer_agree_at_every_step_on_one_storage(runtime: Rollplex, policy: VLMPolicy) -> None:
+    for step in range(3):
+        prompts = prompts_of(policy, seed=step)
+        stats = train(runtime, record(prompts, roll_out(runtime, prompts)))
+        assert stats["train/mismatch_logprob_max"] <= 1e-4
+        assert stats["train/mismatch_logprob_mean"] <= 1e-6
+        assert stats["train/mismatch_prob"] <= 1e-6
+        assert stats["train/ratio_max"] == 1.0
+        assert (stats["train/kl_sum"] == 0.0) == (step == 0)
+        assert stats["window/hidden_s"] > 0
+        assert stats["tokens/naive"] > stats["tokens/trained"]
+        assert runtime.weights_shared_fraction == 1.0
+    assert runtime.policy_version == 3
+
+
+def test_a_changed_vision_tower_changes_the_answer_after_publish(runtime: Rollplex, policy: VLMPolicy) -> None:
+    prompt = prompts_of(policy, seed=9)[TurnKey(0, 0, 0)]
+
+    def answer() -> Response:
+        runtime.submit(TurnKey(0, 0, 0), prompt, Sampling(max_tokens=6, temperature=0.0), train=False)
+        while runtime.has_unfinished():
+            for _, response in runtime.poll():
+                return response
+        raise AssertionError("no response")
+
+    before = answer()
+    assert answer() == before
+    with torch.no_grad():
+        for name, parameter in runtime.trainer.engine.module.named_parameters():
+            if "visual" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
+    runtime._publish()
+    after = answer()
+    assert after.policy_version == before.policy_version + 1
+    differences = [abs(a - b) for a, b in zip(before.behaviour_logprobs, after.behaviour_logprobs, strict=False)]
+    assert max(differences) > 1e-3
+
+
+def test_forbidden_tokens_are_never_sampled(runtime: Rollplex, policy: VLMPolicy) -> None:
+    prompts = prompts_of(policy, seed=5)
+    sampled = {token for response in roll_out(runtime, prompts).values() for token in response.token_ids}
+    assert not sampled & set(policy.vocabulary.forbidden)
+    runtime._groups.clear()
+
+
+def test_a_version_is_not_published_while_responses_decode(runtime: Rollplex, policy: VLMPolicy) -> None:
+    prompt = prompts_of(policy, seed=6)[TurnKey(0, 0, 0)]
+    runtime.submit(TurnKey(0, 0, 0), prompt, Sampling(max_tokens=6), train=False)
+    with pytest.raises(StaleCache, match="still decode"):
+        runtime.engine.publish(runtime.policy_version + 1)
+    while runtime.has_unfinished():
+        runtime.poll()
+
+
+def test_a_prompt_that_does_not_fit_names_the_knob(runtime: Rollplex, policy: VLMPolicy) -> None:
+    prompt = prompts_of(policy, seed=6)[TurnKey(0, 0, 0)]
+    with pytest.raises(ValueError, match=r"runtime\.max_model_len=128"):
+        runtime.submit(TurnKey(0, 0, 0), prompt, Sampling(max_tokens=120), train=False)
+
+
+def test_update_without_groups_is_refused(runtime: Rollplex) -> None:
+    with pytest.raises(ValueError, match="train_on"):
+        runtime.update(1e-3)
+
+
+class ReplayEngine:
+    """Answers from a record instead of sampling; a response takes as many steps as it has tokens."""
+
+    def __init__(self, responses: dict[TurnKey, Response]) -> None:
+        self.responses = responses
+        self.left: dict[TurnKey, int] = {}
+
+    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling) -> None:
+        self.left[key] = len(self.responses[key].token_ids)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[tuple[TurnKey, Response]]:
+        self.left = {key: steps - 1 for key, steps in self.left.items()}
+        ended = [key for key, steps in self.left.items() if steps <= 0]
+        for key in ended:
+            del self.left[key]
+        return [(key, self.responses[key]) for key in ended]
+
+    def publish(self, policy_version: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def recorded(policy: VLMPolicy) -> tuple[dict[TurnKey, Prompt], dict[TurnKey, Response]]:
+    prompts = prompts_of(policy, seed=1)
+    generator = np.random.default_rng(0)
+    responses = {}
+    for key in prompts:
+        token_ids = tuple(generator.integers(0, 200, generator.integers(1, 7)).tolist())
+        responses[key] = Response(token_ids, (-1.0,) * len(token_ids), "stop", 0)
+    return prompts, responses
+
+
+def replay(model_cache: Path, policy: VLMPolicy, config: RunConfig, recorded: Any, *, live: bool = True) -> Rollplex:
+    """One update on the recorded rollouts, played again step by step or handed over whole."""
+    prompts, responses = recorded
+    runtime = make_runtime(model_cache, policy, config)
+    if live:
+        runtime._engine = ReplayEngine(responses)  # type: ignore[assignment]
+        assert roll_out(runtime, prompts) == responses
+    train(runtime, record(prompts, responses))
+    return runtime
+
+
+def test_when_work_runs_does_not_change_a_bit(model_cache: Path, policy: VLMPolicy, recorded: Any) -> None:
+    serial = replay(model_cache, policy, run_config("serial"), recorded)
+    expected, stats = weights(serial), serial.stats()
+    assert stats["window/hidden_s"] < 1e-3
+    for config in (
+        run_config("overlapped"),
+        run_config("overlapped", backlog=1),
+        run_config("overlapped", backlog=16),
+        run_config("overlapped", boundary_budget_bytes=0),
+        run_config("streamed"),
+    ):
+        other = replay(model_cache, policy, config, recorded)
+        assert other.stats()["train/loss"] == stats["train/loss"]
+        assert other.stats()["train/grad_norm"] == stats["train/grad_norm"]
+        for name, tensor in weights(other).items():
+            assert torch.equal(tensor, expected[name]), (config.runtime, name)
+        assert other.stats()["window/hidden_s"] > 0
+    whole = replay(model_cache, policy, run_config("serial"), recorded, live=False)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(whole).items())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_every_zero_stage_makes_the_same_step(model_cache: Path, policy: VLMPolicy, recorded: Any, stage: int) -> None:
+    expected = weights(replay(model_cache, policy, run_config(), recorded))
+    other = replay(model_cache, policy, run_config(zero_stage=stage), recorded)
+    for name, tensor in weights(other).items():
+        assert float((tensor - expected[name]).abs().max()) <= 1e-6, name
+
+
+def test_a_response_of_an_older_version_is_refused(model_cache: Path, policy: VLMPolicy, recorded: Any) -> None:
+    prompts, responses = recorded
+    runtime = make_runtime(model_cache, policy, run_config())
+    runtime.policy_version = 4
+    runtime._engine = ReplayEngine(responses)  # type: ignore[assignment]
+    with pytest.raises(StaleEncoding, match="sampled by version 0, now is 4"):
+        roll_out(runtime, prompts)
+
+
+def test_second_epoch_clips_against_the_first_ones_logprobs(
+    model_cache: Path, policy: VLMPolicy, recorded: Any
+) -> None:
+    prompts, responses = recorded
+    runtime = make_runtime(model_cache, policy, run_config())
+    groups = record(prompts, responses)
+    assert train(runtime, groups)["train/ratio_max"] == 1.0
+    assert train(runtime, groups)["train/ratio_max"] != 1.0
+
+
+def test_saved_state_continues_to_the_bit(model_cache: Path, policy: VLMPolicy, recorded: Any, tmp_path: Path) -> None:
+    responses = recorded[1]
+    next_prompts = prompts_of(policy, seed=2)
+    runtime = replay(model_cache, policy, run_config(), recorded)
+    runtime.save(tmp_path)
+    expected_stats = train(runtime, record(next_prompts, responses))
+    expected = weights(runtime)
+    resumed = make_runtime(model_cache, policy, run_config())
+    resumed.load(tmp_path)
+    assert resumed.policy_version == 1
+    stats = train(resumed, record(next_prompts, responses))
+    assert stats["train/loss"] == expected_stats["train/loss"]
+    assert stats["train/kl_sum"] == expected_stats["train/kl_sum"] > 0
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(resumed).items())
+
+
+def test_a_plan_that_does_not_fit_stops_before_the_model_loads(model_cache: Path, policy: VLMPolicy) -> None:
+    with pytest.raises(HBMExhausted, match=r"runtime\."):
+        make_runtime(model_cache, policy, run_config(hbm_bytes=1 << 20))
