@@ -31,7 +31,7 @@ class ActionParser:
     """Reads and writes responses that consist of action names.
 
     Raises:
-        ConfigError: a name is empty, repeated, holds a space, or is changed by the tokenizer.
+        ConfigError: a name is empty, repeated, no plain word, or changed by the tokenizer.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class ActionParser:
         if not self.action_names or len(set(self.action_names)) < len(self.action_names):
             raise ConfigError(f"action names {list(action_names)} are empty or repeat. Give each action its own name.")
         for name in self.action_names:
-            if not name or re.search(r"\s", name) or self.parse(self.encode((name,))).actions != (name,):
-                raise ConfigError(f"action name {name!r} is no plain word for this tokenizer. Use letters and _ only.")
+            if not re.fullmatch(r"[\w.-]+", name) or self.parse(self.encode((name,))).actions != (name,):
+                raise ConfigError(
+                    f"action name {name!r} is no plain word for this tokenizer. Use letters, digits, _ . -"
+                )
 
     def parse(self, token_ids: Sequence[int]) -> ParsedAction:
         """Read a response. One without an end-of-turn token was cut off, and is invalid."""

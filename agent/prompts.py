@@ -213,7 +213,7 @@ def _check_clip(clip: Any) -> None:
         )
 
 
-def _pad_frames(clip: Clip, multiple: int) -> Clip:
+def _pad_frames(clip: Clip, multiple: int) -> UInt8[np.ndarray, "padded height width 3"]:
     """Repeat the last frame until the frames fill whole temporal patches."""
     missing = -len(clip) % multiple
     return np.concatenate([clip, np.repeat(clip[-1:], missing, axis=0)]) if missing else clip

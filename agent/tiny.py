@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import (
     PreTrainedModel,
     ProcessorMixin,
@@ -35,6 +37,9 @@ from configs.errors import ConfigError
 HEAD_DIM = 32
 """Smallest attention head that vLLM's CPU kernels take (features)."""
 EMBEDDING_STD = 0.1
+HEAD_STD = 0.02
+RESIDUAL_SCALE = 0.1
+NUM_FREQUENCIES = 5
 VOCAB_MULTIPLE = 64
 
 
@@ -68,7 +73,7 @@ class TinySpec:
             if not value.isdecimal():
                 raise ConfigError(f"tiny:{name}: {option} is {value!r}. Use a whole number.")
             options[option] = int(value)
-        spec = replace(cls(family), **options)
+        spec = cls(family, **options)
         spec._check(name)
         return spec
 
@@ -80,8 +85,6 @@ class TinySpec:
             size = getattr(self, option)
             if size < HEAD_DIM or size % HEAD_DIM:
                 raise ConfigError(f"tiny:{name}: {option} is {size}. Use a multiple of {HEAD_DIM}.")
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"tiny:{name}: hidden_size is {self.hidden_size}. Use {HEAD_DIM} or a multiple of 64.")
 
     @property
     def num_heads(self) -> int:
@@ -89,7 +92,7 @@ class TinySpec:
 
     @property
     def num_kv_heads(self) -> int:
-        return max(1, self.num_heads // 2)
+        return self.num_heads // 2 if self.num_heads % 2 == 0 else 1
 
     @property
     def canonical_name(self) -> str:
@@ -112,32 +115,49 @@ def build_tiny(spec: TinySpec, folder: Path) -> None:
 
 @torch.no_grad()
 def initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Draw every parameter so that signals keep their size and AdamW at 1e-3 learns from the first steps.
+    """Draw every parameter so that AdamW at 1e-3 learns soon, a frozen vision tower included.
 
-    Matrices have variance 1 / fan-in; those that write into a residual stream are smaller by sqrt(2 * layers).
+    Matrices have variance 1 / fan-in. Those that write into a residual stream of the language model are far smaller:
+    the last token then learns from the pictures in a third of the steps, while no gradient is exactly 0.
     """
-    text_depth = model.config.text_config.num_hidden_layers
-    vision_depth = model.config.vision_config.depth
     for name, parameter in model.named_parameters():
-        depth = vision_depth if "visual." in name else text_depth
         if parameter.ndim == 1:
-            if name.endswith("bias"):
-                parameter.normal_(0.0, 0.02, generator=generator)
-            else:
-                parameter.fill_(1.0)
-            continue
-        fan_in = math.prod(parameter.shape[1:])
-        if "embed_tokens" in name:
-            std = EMBEDDING_STD
-        elif "merger" in name and name.endswith(("mlp.2.weight", "linear_fc2.weight")):
-            std = 2 * EMBEDDING_STD / math.sqrt(fan_in)  # GELU halves the size: visual tokens as large as words
-        elif "lm_head" in name:
-            std = 0.02
-        elif name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "mlp.linear_fc2.weight")):
-            std = 1 / math.sqrt(fan_in * 2 * depth)
+            parameter.normal_(0.0, 0.02, generator=generator) if name.endswith("bias") else parameter.fill_(1.0)
+        elif name.endswith("patch_embed.proj.weight"):
+            parameter.copy_(smooth_filters(parameter.shape, generator))
         else:
-            std = 1 / math.sqrt(fan_in)
-        parameter.normal_(0.0, std, generator=generator)
+            parameter.normal_(0.0, _std(name, parameter, model), generator=generator)
+
+
+def _std(name: str, parameter: Tensor, model: PreTrainedModel) -> float:
+    """Standard deviation of a matrix at the start, by the place that its name tells."""
+    fan_in = math.prod(parameter.shape[1:])
+    if "embed_tokens" in name:
+        return EMBEDDING_STD
+    if "lm_head" in name:
+        return HEAD_STD
+    if "merger" in name and name.endswith(("mlp.2.weight", "linear_fc2.weight")):
+        return 2 * EMBEDDING_STD / math.sqrt(fan_in)  # GELU halves the size: visual tokens as large as words
+    if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "mlp.linear_fc2.weight")):
+        vision = "visual." in name
+        depth = model.config.vision_config.depth if vision else model.config.text_config.num_hidden_layers
+        return (1.0 if vision else RESIDUAL_SCALE) / math.sqrt(2 * depth * fan_in)
+    return 1 / math.sqrt(fan_in)
+
+
+def smooth_filters(shape: torch.Size, generator: torch.Generator) -> Float[Tensor, "filter color time height width"]:
+    """Random filters of low spatial frequency and norm 1.
+
+    White noise would answer to the same object differently at every offset; these keep what a patch's colours are,
+    about where in it, and how they change in time, which is what a tower that is never trained must pass on.
+    """
+    num_filters, colors, frames, side, _ = shape
+    pixel, frequency = torch.arange(side) + 0.5, torch.arange(NUM_FREQUENCIES)
+    waves = torch.cos(math.pi * frequency[:, None] * pixel / side)  # (frequency, pixel)
+    decay = 1 / (1 + frequency[:, None] ** 2 + frequency**2)  # (frequency, frequency)
+    strength = torch.randn(num_filters, colors, frames, *decay.shape, generator=generator) * decay
+    filters = torch.einsum("octij,ih,jw->octhw", strength, waves, waves)
+    return filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1, 1)
 
 
 def _common(spec: TinySpec, tokenizer: Qwen2Tokenizer) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

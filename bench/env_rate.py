@@ -19,16 +19,18 @@ from envs.registration import make_env
 def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
     """Step with random actions for `seconds`; resets are timed apart. Frames are those that reach observations.
 
-    Returns: steps_per_s, frames_per_s, reset_ms (mean), steps (count), options.
+    Returns: steps_per_s, frames_per_s, steps_per_cpu_s (what a core of its own would give, where others use the machine
+    too), reset_ms (mean), steps (count), options.
     """
     env = make_env(EnvConfig(id=env_id, options=options))
     rng = np.random.default_rng(0)
     env.reset(seed=0)
-    steps, resets, stepping_s, reset_s = 0, 0, 0.0, 0.0
+    steps, resets, stepping_s, cpu_s, reset_s = 0, 0, 0.0, 0.0, 0.0
     while stepping_s < seconds:
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         *_, terminated, truncated, _ = env.step(int(rng.integers(len(env.action_names))))
         stepping_s += time.perf_counter() - begun
+        cpu_s += time.process_time() - cpu_begun
         steps += 1
         if terminated or truncated:
             begun = time.perf_counter()
@@ -41,6 +43,7 @@ def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
         "options": options,
         "steps": steps,
         "steps_per_s": rate,
+        "steps_per_cpu_s": steps / cpu_s,
         "frames_per_s": rate * env.frames.num_frames,
         "reset_ms": 1e3 * reset_s / max(1, resets),
     }

@@ -115,7 +115,7 @@ def _draw(options: RoomsOptions, task: Task, split: Split, rng: np.random.Genera
         return None
     planner = Planner(walls, np.array(spots[1:]), AGENT_RADIUS_M, CONTACT_M, spots[0])
     route = (spots[0],) if task == "goto" else _route(task, options, rooms, walls, spots, rng)
-    pose = _start(task, options, rooms, walls, spots, planner, rng) if route else None
+    pose = _start(task, options, rooms, walls, spots, planner, route, rng) if route else None
     if not route or not pose:
         return None
     start, heading = pose
@@ -247,14 +247,20 @@ def _start(
     walls: Float[np.ndarray, "wall 4"],
     spots: list[Point],
     planner: Planner,
+    route: tuple[Point, ...],
     rng: np.random.Generator,
 ) -> tuple[Point, float] | None:
-    """Where the agent stands and looks: clear of all objects, far enough from the goal, and with a way to it."""
+    """Where the agent stands and looks: clear of all objects, far enough from the goal, and with a way to it.
+
+    In `moving` the ball never rolls within reach of the start, so an agent that stands still does not succeed.
+    """
     goal = spots[0]
     least = options.min_distance_m + goal_radius(task, options)
     for _ in range(20):
         start = _spot(rooms, AGENT_RADIUS_M + 0.1, rng)
         if any(math.dist(start, spot) < CONTACT_M + 0.2 for spot in spots):
+            continue
+        if task == "moving" and _distance_to_leg(start, route[0], route[-1]) < options.reach_m + 0.3:
             continue
         if not least <= planner.distance(start, goal) < math.inf:
             continue
@@ -264,6 +270,14 @@ def _start(
             spread = math.radians(options.fov_deg) * 0.4
             return start, math.atan2(goal[1] - start[1], goal[0] - start[0]) + rng.uniform(-spread, spread)
     return None
+
+
+def _distance_to_leg(point: Point, begin: Point, end: Point) -> float:
+    """Distance of a point from a straight line between two others (m)."""
+    dx, dy = end[0] - begin[0], end[1] - begin[1]
+    share = ((point[0] - begin[0]) * dx + (point[1] - begin[1]) * dy) / (dx * dx + dy * dy)
+    share = min(1.0, max(0.0, share))
+    return math.dist(point, (begin[0] + share * dx, begin[1] + share * dy))
 
 
 def sees(walls: Float[np.ndarray, "wall 4"], start: Point, end: Point) -> bool:

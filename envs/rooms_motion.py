@@ -58,7 +58,10 @@ class Walker:
     def _until_wall(self, x: float, y: float, dx: float, dy: float) -> tuple[float, float | None, float | None]:
         """Share of the way (dx, dy) up to the first wall, and the x or the y of the face that is hit."""
         nearest: tuple[float, float | None, float | None] = (1.0, None, None)
+        (low_x, high_x), (low_y, high_y) = sorted((x, x + dx)), sorted((y, y + dy))
         for x0, y0, x1, y1 in self._boxes:
+            if high_x <= x0 or low_x >= x1 or high_y <= y0 or low_y >= y1:
+                continue
             enter_x, leave_x = _crossing(x, dx, x0, x1)
             enter_y, leave_y = _crossing(y, dy, y0, y1)
             enter = max(enter_x, enter_y)
@@ -72,7 +75,9 @@ class Walker:
     def _until_object(self, start: Point, dx: float, dy: float, goal: Point) -> tuple[float, bool]:
         """Share of the way up to the first object, and whether that is a wrong one."""
         free = _free_share(start, dx, dy, goal)
-        wrong = min((_free_share(start, dx, dy, centre) for centre in self._wrong), default=1.0)
+        reach = CONTACT_M + abs(dx) + abs(dy)
+        near = [c for c in self._wrong if abs(c[0] - start[0]) < reach and abs(c[1] - start[1]) < reach]
+        wrong = min((_free_share(start, dx, dy, centre) for centre in near), default=1.0)
         return min(free, wrong), wrong < free
 
 

@@ -55,9 +55,9 @@ def train(config: RunConfig) -> dict[str, Any]:
         runtime = stack.enter_context(Rollplex(config, model_dir, policy.vocabulary))
         run = Trainer(config, policy, runtime, stop)
         run.resume(checkpoint)
-        if run.is_warming_up:  # the expert's planning costs more than the simulator, so only this pool pays for it
+        if run.imitation_left:  # the expert's planning costs more than the simulator, so only this pool pays for it
             with EnvPool(config.env, with_expert=True, max_actions=config.agent.max_actions) as experts:
-                run.warm_start(experts)
+                run.imitate(experts)
         run.reinforce(pool)
         return run.summarize()
 
@@ -99,15 +99,15 @@ class Trainer:
         self._note_progress()
 
     @property
-    def is_warming_up(self) -> bool:
-        """True before reinforcement learning has begun, also where no step of imitation is wanted."""
-        return self.progress.phase == "imitation"
+    def imitation_left(self) -> int:
+        """Steps of the warm start that are still to be made (count)."""
+        return max(self.config.imitation.steps - self.progress.step, 0) if self.progress.phase == "imitation" else 0
 
-    def warm_start(self, pool: Pool) -> None:
-        """Imitate the expert for `imitation.steps` steps; then the actor as it is becomes the reference."""
+    def imitate(self, pool: Pool) -> None:
+        """The warm start: cross-entropy on the expert's actions."""
         config, runtime, progress = self.config, self.runtime, self.progress
         with self._bar("imitation", config.imitation.steps) as bar:
-            while progress.step < config.imitation.steps:
+            while self.imitation_left:
                 begin = self._moment()
                 tasks = self._share(self.expert_tasks.next(config.imitation.episodes_per_step))
                 groups = collect_expert(
@@ -118,15 +118,12 @@ class Trainer:
                 self._leave_if_asked(begin)
                 runtime.update(config.imitation.lr)
                 self._finish_step(groups, runtime.stats(), bar)
-        if config.rl.kl_coef > 0:
-            runtime.start_rl()
-        progress.phase, progress.step = "rl", 0
-        if config.imitation.steps > 0 and config.save_every > 0:
-            save_checkpoint(config, runtime, progress)
 
     def reinforce(self, pool: Pool) -> None:
         """Alternate rollouts and updates until `steps` are done, and evaluate on the way."""
         config, runtime, progress = self.config, self.runtime, self.progress
+        if progress.phase == "imitation":
+            self._begin_rl()
         with self._bar("rl", config.steps) as bar:
             self._evaluate_if_due(pool)
             while progress.step < config.steps:
@@ -175,6 +172,14 @@ class Trainer:
             write_json(self.folder / "summary.json", summary)
             logger.info("%s", summary_line(summary))
         return summary
+
+    def _begin_rl(self) -> None:
+        """The actor as the warm start left it becomes the reference."""
+        if self.config.rl.kl_coef > 0:
+            self.runtime.start_rl()
+        self.progress.phase, self.progress.step = "rl", 0
+        if self.config.imitation.steps > 0 and self.config.save_every > 0:
+            save_checkpoint(self.config, self.runtime, self.progress)
 
     # --- pieces of a step --------------------------------------------------------------------------------------------
 
@@ -304,4 +309,4 @@ def _share_text(share: float, interval: Sequence[float]) -> str:
 
 def _is_due(step: int, every: int, last: int) -> bool:
     """True every `every` steps, and at the last one; 0 is at the last one only."""
-    return step == last or (every > 0 and step % every == 0)
+    return step >= last or (every > 0 and step % every == 0)

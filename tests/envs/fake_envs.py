@@ -62,7 +62,12 @@ class CountingEnv(VideoEnv[np.ndarray]):
         return clip
 
     def _info(self) -> dict[str, Any]:
-        info = {"success": self._gone == self._length, "path_length_m": 0.0, "geodesic_m": 5.0, "distance_m": 0.0}
+        info: dict[str, Any] = {
+            "success": self._gone == self._length,
+            "path_length_m": 0.0,
+            "geodesic_m": 5.0,
+            "distance_m": 0.0,
+        }
         if self._fault != "info":
             info["task"] = "count"
         return {**info, "has_torch": "torch" in sys.modules, "pid": os.getpid()}

@@ -155,6 +155,14 @@ def test_only_motion_tells_the_moving_ball() -> None:
     assert not np.array_equal(alone, mirrored)
 
 
+def test_standing_still_never_reaches_a_moving_ball() -> None:
+    env = RoomsEnv(tasks=["moving"], num_rooms=1, num_objects=3, ball_speed_m=0.5, max_steps=40, image_size=16)
+    for seed in range(40):
+        env.reset(seed=seed)
+        *_, terminated, truncated, info = env.step_chunk(("left",) * 40)
+        assert (terminated, truncated, info["path_length_m"]) == (False, True, 0.0)
+
+
 def test_agent_moves_in_the_first_ticks_and_then_stands() -> None:
     env = started(world([BALL], start=(1.0, 2.0)), tasks=["goto"], motion_ticks=2, ticks_per_action=4)
     clip = env.step_chunk(("forward",))[0]["clip"]

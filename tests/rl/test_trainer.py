@@ -52,8 +52,8 @@ def run(
         trainer = Trainer(config, FakePolicy(), runtime, stop)
         trainer.resume(checkpoint)
         prepare(trainer)
-        if trainer.is_warming_up:
-            trainer.warm_start(FakePool(3, episode_length))
+        if trainer.imitation_left:
+            trainer.imitate(FakePool(3, episode_length))
         trainer.reinforce(FakePool(3, episode_length))
         return trainer.summarize()
 
@@ -111,6 +111,15 @@ def test_several_epochs_learn_from_the_same_groups_again(tmp_path: Path) -> None
     assert groups[:2] == groups[2:4] == groups[4:]
     assert len(runtime.learning_rates) == 3
     assert lines(tmp_path)[1]["tokens/trained"] == 30
+
+
+def test_a_finished_run_may_be_asked_for_fewer_or_more_steps(tmp_path: Path) -> None:
+    run(config_for(tmp_path), FakeRuntime(answer))
+    shorter = run(config_for(tmp_path, steps=2), FakeRuntime(answer))
+    assert shorter["steps"] == 4
+    longer = run(config_for(tmp_path, steps=6), FakeRuntime(answer))
+    assert longer["steps"] == 6
+    assert [line["step"] for line in lines(tmp_path) if line["phase"] == "rl"] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
 class Killed(Exception):

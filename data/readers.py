@@ -1,0 +1,245 @@
+"""Video-QA sets as their authors publish them, each record turned into the own fields of `data.video_qa`.
+
+A further set is added here: write a function from one record to rows' fields and name it in `FORMATS`. Knows nothing
+about decoding, prompts or rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from configs.schema import DataConfig
+from data.answers import LETTERS, answer_text
+from data.tables import read_records, text_of
+from data.video_qa import BadRow, RowMistake, VideoQARow, make_row
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Own fields of one row before they are checked."""
+
+    fields: Mapping[str, Any]
+    id: str = ""
+    """The set's own name of the row; empty: its file and place."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedSet:
+    """What the files of `data.train` or `data.eval` hold."""
+
+    rows: list[VideoQARow]
+    bad_rows: list[BadRow]
+
+
+def load_set(files: Mapping[str, str], media_root: str) -> LoadedSet:
+    """Read every file of a set with the reader of its format; rows that break a rule are listed, not dropped silently.
+
+    Args:
+        files: path -> name in `FORMATS`.
+        media_root: folder that relative video paths start from; empty: the folder of each file.
+
+    Raises:
+        SetError: a file cannot be read at all.
+    """
+    loaded = LoadedSet([], [])
+    for name, format_name in files.items():
+        path = Path(name).expanduser()
+        root = Path(media_root).expanduser() if media_root else path.parent
+        for place, record in read_records(path):
+            _add_record(loaded, FORMATS[format_name], path, place, record, root)
+    return loaded
+
+
+def load_train(config: DataConfig) -> LoadedSet:
+    return load_set(config.train, config.media_root)
+
+
+def _add_record(loaded: LoadedSet, reader: Reader, path: Path, place: str, record: Any, root: Path) -> None:
+    source = f"{path}, {place}"
+    fallback_id = f"{path.stem}:{place.split()[-1]}"
+    row_id = fallback_id
+    try:
+        if isinstance(record, ValueError):
+            raise RowMistake(str(record))
+        if not isinstance(record, Mapping):
+            raise RowMistake(f"is {type(record).__name__}. Expected fields and values.")
+        for draft in reader(record, path):
+            row_id = draft.id or fallback_id
+            loaded.rows.append(make_row(draft.fields, row_id=row_id, source=source, media_root=root, tags=draft.tags))
+    except RowMistake as mistake:
+        loaded.bad_rows.append(BadRow(row_id, source, str(mistake)))
+
+
+# --- formats -----------------------------------------------------------------------------------------------------
+
+
+def own(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """`video`, `question`, `answer`, and if you like `options`, `kind` and `id`."""
+    yield Draft(record, text_of(record, "id"))
+
+
+_VIDEO_R1_KINDS = {
+    "multiple choice": "choice",
+    "numerical": "numeric",
+    "regression": "mra",
+    "ocr": "ocr",
+    "free-form": "text",
+}
+
+
+def video_r1(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """Video-R1-260k, and SpaceR-151k, which has its fields: `problem`, `problem_type`, `options`, `solution`, `path`.
+
+    `data_type` image is a video of one frame. `solution` holds the answer in `<answer>` tags.
+    """
+    problem_type = text_of(record, "problem_type").lower()
+    if problem_type not in _VIDEO_R1_KINDS:
+        raise RowMistake(f"problem_type is {problem_type!r}. Known are {', '.join(_VIDEO_R1_KINDS)}.")
+    kind = _VIDEO_R1_KINDS[problem_type]
+    fields = {
+        "video": text_of(record, "path"),
+        "question": _without_placeholder(text_of(record, "problem")),
+        "answer": answer_text(text_of(record, "solution")),
+        "options": record.get("options") if kind == "choice" else None,
+        "kind": kind,
+    }
+    tags = {"problem_type": problem_type, "data_source": text_of(record, "data_source")}
+    yield Draft(fields, text_of(record, "problem_id"), tags)
+
+
+def nextqa(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """NExT-QA multiple choice: `video`, `question`, `answer` (an index; NExT-GQA: the text), `a0` to `a4`, `qid`.
+
+    A `map_vid_vidorID.json` beside the file gives the folder of each video.
+    """
+    options = [text_of(record, f"a{index}") for index in range(5)]
+    video = text_of(record, "video")
+    fields = {
+        "video": f"{_nextqa_folders(path.parent).get(video, video)}.mp4" if video else None,
+        "question": _sentence(text_of(record, "question")),
+        "answer": _by_index(text_of(record, "answer"), options),
+        "options": options,
+        "kind": "choice",
+    }
+    yield Draft(fields, f"{video}_{text_of(record, 'qid')}", {"type": text_of(record, "type")})
+
+
+@lru_cache(maxsize=4)
+def _nextqa_folders(folder: Path) -> dict[str, str]:
+    mapping = folder / "map_vid_vidorID.json"
+    return dict(json.loads(mapping.read_text(encoding="utf-8"))) if mapping.is_file() else {}
+
+
+def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """LLaVA-Video-178K: `video` and `conversations`; every human turn and the answer to it is a row of its own.
+
+    Options that stand in the question (`A. ...` lines) become options; the sentence that asks for the letter goes.
+    """
+    turns = record.get("conversations")
+    if not isinstance(turns, list) or len(turns) < 2 or len(turns) % 2:
+        raise RowMistake(f"conversations are {str(turns)[:80]!r}. Expected pairs of a human and a gpt turn.")
+    for index in range(0, len(turns), 2):
+        human, model = turns[index], turns[index + 1]
+        if (human.get("from"), model.get("from")) != ("human", "gpt"):
+            raise RowMistake(f"turn {index} is from {human.get('from')!r}, then {model.get('from')!r}: human, then gpt.")
+        question, options = _options_in_text(_without_placeholder(text_of(human, "value")))
+        fields = {
+            "video": record.get("video"),
+            "question": question,
+            "answer": text_of(model, "value"),
+            "options": options,
+            "kind": "choice" if options else "text",
+        }
+        yield Draft(fields, f"{text_of(record, 'id')}#{index // 2}", {"data_source": text_of(record, "data_source")})
+
+
+def vsi_bench(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """VSI-Bench: `dataset`, `scene_name`, `question`, `question_type`, `ground_truth`, `options` (null: a number, MRA)."""
+    options = record.get("options")
+    scene = "/".join(filter(None, (text_of(record, "dataset"), text_of(record, "scene_name"))))
+    fields = {
+        "video": f"{scene}.mp4" if scene else None,
+        "question": text_of(record, "question"),
+        "answer": text_of(record, "ground_truth"),
+        "options": options,
+        "kind": "choice" if options else "mra",
+    }
+    yield Draft(fields, text_of(record, "id"), {"question_type": text_of(record, "question_type")})
+
+
+def perception_test(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
+    """Perception Test's multiple-choice questions: `metadata.video_id`, and `mc_question` with options and answer_id."""
+    metadata, questions = record.get("metadata"), record.get("mc_question")
+    if not isinstance(metadata, Mapping) or not isinstance(questions, list):
+        raise RowMistake("metadata or mc_question is missing. Give the set's mc_question_*.json or all_*.json.")
+    video = text_of(metadata, "video_id")
+    for question in questions:
+        options = question.get("options") or []
+        fields = {
+            "video": f"{video}.mp4",
+            "question": text_of(question, "question"),
+            "answer": _by_index(text_of(question, "answer_id"), options),
+            "options": options,
+            "kind": "choice",
+        }
+        tags = {name: text_of(question, name) for name in ("area", "reasoning")}
+        yield Draft(fields, f"{video}_{text_of(question, 'id')}", tags)
+
+
+Reader = Callable[[Mapping[str, Any], Path], Iterator[Draft]]
+
+FORMATS: dict[str, Reader] = {
+    "own": own,
+    "video_r1": video_r1,
+    "spacer": video_r1,
+    "nextqa": nextqa,
+    "llava_video": llava_video,
+    "vsi_bench": vsi_bench,
+    "perception_test": perception_test,
+}
+"""Value in `data.train` and `data.eval` -> its reader."""
+
+
+# --- parts of formats --------------------------------------------------------------------------------------------
+
+
+_OPTION_LINE = re.compile(r"^\s*\(?([A-Z])[.):]\s+(.+?)\s*$")
+_ASKS_FOR_LETTER = re.compile(r"(?:respond|answer|reply)\b.*\b(?:letter|option|options)\b", re.IGNORECASE)
+
+
+def _options_in_text(text: str) -> tuple[str, list[str]]:
+    """A question without its option lines, and the options; without any, the text as it is."""
+    lines = text.splitlines()
+    found = [(index, match) for index, line in enumerate(lines) if (match := _OPTION_LINE.match(line))]
+    letters = "".join(match.group(1) for _, match in found)
+    if len(found) < 2 or letters != LETTERS[: len(found)]:
+        return text, []
+    taken = {index for index, _ in found}
+    kept = [line for index, line in enumerate(lines) if index not in taken and not _ASKS_FOR_LETTER.search(line)]
+    return "\n".join(kept).strip(), [match.group(2) for _, match in found]
+
+
+def _without_placeholder(text: str) -> str:
+    """The set's own mark for its one video, `<image>` or `<video>`, taken from the start or end of a question."""
+    return re.sub(r"^\s*(?:<(?:image|video)>\s*)+|(?:\s*<(?:image|video)>)+\s*$", "", text)
+
+
+def _by_index(answer: str, options: list[str]) -> str:
+    """The letter of an index from 0, or the answer as it is where that is no index."""
+    if not answer.isdecimal():
+        return answer
+    if int(answer) >= len(options):
+        raise RowMistake(f"the answer is option {answer}, but there are {len(options)}, counted from 0.")
+    return LETTERS[int(answer)]
+
+
+def _sentence(text: str) -> str:
+    """NExT-QA's questions have no question mark."""
+    return text if not text or text[-1] in ".?!" else f"{text}?"

@@ -1,0 +1,50 @@
+"""Two processes make the update that one makes of the same global batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("train_recorded.py")
+BIN = Path(sys.executable).parent
+LAUNCHERS = {
+    "one": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29761"],
+    "deepspeed": [sys.executable, str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", "29762"],
+}
+
+
+def train_recorded(launcher: str, cache: Path, out: Path, groups: int, stage: int = 2) -> dict[str, Any]:
+    command = [*LAUNCHERS[launcher], str(SCRIPT), "--cache", str(cache), "--out", str(out), "--groups", str(groups)]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
+    environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
+    result = subprocess.run(
+        [*command, "--stage", str(stage)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return torch.load(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "groups", "stage"),
+    [("torchrun", 2, 2), ("torchrun", 1, 2), ("torchrun", 3, 3), ("deepspeed", 2, 2)],
+    ids=["even", "a rank without a group", "zero 3", "deepspeed"],
+)
+def test_two_ranks_make_the_update_of_one(
+    model_cache: Path, tmp_path: Path, launcher: str, groups: int, stage: int
+) -> None:
+    one = train_recorded("one", model_cache, tmp_path / "one.pt", groups)
+    two = train_recorded(launcher, model_cache, tmp_path / "two.pt", groups, stage)
+    for name, tensor in one["weights"].items():
+        assert float((two["weights"][name] - tensor).abs().max()) <= 1e-6, name
+    for name in ("train/loss", "train/grad_norm", "train/kl_sum", "tokens/trained", "tokens/naive"):
+        assert two["stats"][name] == pytest.approx(one["stats"][name], rel=1e-5, abs=1e-8), name
