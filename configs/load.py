@@ -10,7 +10,9 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
@@ -21,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError
 from configs.plain_yaml import YAMLMistake, dump_yaml, parse_yaml
-from configs.schema import RunConfig
+from configs.schema import REWARD_PARTS, RunConfig
 
 COMMAND_LINE = "command line"
 BOOKKEEPING = ("run_dir", "resume", "save_every", "keep_checkpoints")
@@ -172,6 +174,31 @@ def _cross_checks(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "rollout.max_tokens", f"{rollout.max_tokens}, expected {limit}."
     if mistake := _template_mistake(agent.instruction_template):
         yield "agent.instruction_template", f"{agent.instruction_template!r}, {mistake}."
+    yield from _reward_mistakes(config)
+
+
+def _reward_mistakes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Names of reward parts, and texts in `reward` that must parse."""
+    reward = config.reward
+    known = [*REWARD_PARTS, *reward.functions]
+    for name, weight in reward.weights.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1) or known
+            yield "reward.weights", f"unknown part {name!r}. Did you mean {' or '.join(near)}?"
+        elif not math.isfinite(weight):
+            yield "reward.weights", f"{weight!r} for {name}, expected a finite number."
+    for name, place in reward.functions.items():
+        if not re.fullmatch(r"[\w.]+:\w+", place) or name in REWARD_PARTS:
+            yield "reward.functions", f"{name}: {place!r}, expected a new name and module:function."
+        elif name not in reward.weights:
+            yield "reward.functions", f"{name} has no weight; add it to reward.weights."
+    try:
+        re.compile(reward.format_pattern)
+    except re.error as error:
+        yield "reward.format_pattern", f"{reward.format_pattern!r}, which does not parse ({error})."
+    if reward.length_free_tokens >= (limit := reward.length_limit_tokens or config.rollout.max_tokens):
+        if "length" in reward.weights:
+            yield "reward.length_free_tokens", f"{reward.length_free_tokens}, expected less than the limit ({limit})."
 
 
 def _template_mistake(template: str) -> str:

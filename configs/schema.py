@@ -16,6 +16,10 @@ Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+SetFormat = Literal["own", "video_r1", "spacer", "nextqa", "llava_video", "vsi_bench", "perception_test"]
+"""How a file of questions is laid out (`data.readers`)."""
+REWARD_PARTS = ("answer", "choice", "exact", "numeric", "mra", "span", "text", "ocr", "format", "length")
+"""Built-in parts of a reward (`agent.rewards`)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -167,6 +171,69 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class DataConfig:
+    """Sets of questions about videos, and how their clips are decoded."""
+
+    train: dict[str, SetFormat] = Field(default_factory=dict)
+    """Files to train on: path -> format."""
+    eval: dict[str, SetFormat] = Field(default_factory=dict)
+    """Files to evaluate on, held against those of `train` for leakage: path -> format."""
+    media_root: str = ""
+    """Folder that relative paths of videos start from; empty: the folder of each file."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """What a row that breaks a rule does; `run.py data check` lists all of them."""
+    on_missing: Literal["stop", "skip"] = "stop"
+    """What a row does whose video is not there."""
+    on_leakage: Literal["stop", "warn"] = "stop"
+    """What a video does that is in both sets."""
+    fps: Annotated[float, Field(gt=0)] = 2.0
+    """Frames taken from a second of video (1/s)."""
+    num_frames: Annotated[int, Field(ge=0)] = 0
+    """Frames taken from a video whatever its length (count); 0 goes by `fps`."""
+    max_frames: Count = 64
+    """Most frames taken from a video (count)."""
+    max_video_tokens: Annotated[int, Field(ge=0)] = 0
+    """Most placeholder tokens of a video (tokens); 0: what `runtime.max_model_len` leaves."""
+    over_budget: Literal["pixels", "frames"] = "pixels"
+    """What is reduced first where a video has more; the other follows where that is not enough."""
+    workers: Count = 2
+    """Processes that decode (count)."""
+    prefetch: Count = 16
+    """Rows decoded ahead (count)."""
+    decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A video that takes longer is tried once more, then it is bad (s)."""
+    cache_dir: str = ""
+    """Folder of decoded frames, which runs may share; empty: `frames` in `run_dir`."""
+    cache_bytes: Bytes = 10 << 30
+    """Size of that folder (bytes); 0 decodes every time."""
+    max_bad_fraction: Fraction = 0.01
+    """The run stops when more than this share of the rows it tried has a video that cannot be shown."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RewardConfig:
+    """What a response to a question is worth: a weighted sum of named parts."""
+
+    weights: dict[str, float] = Field(default_factory=lambda: {"answer": 1.0})
+    """Part -> weight. Parts: answer (by the row's kind), one kind by name, format, length, and those of `functions`."""
+    functions: dict[str, str] = Field(default_factory=dict)
+    """Your own parts: name -> `module:function`, called with `responses` and `row`, returns a number for each."""
+    function_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """A call of such a function that takes longer is an error (s)."""
+    on_error: Literal["stop", "lost"] = "stop"
+    """A part that raises, hangs, or returns None, NaN or the wrong number of rewards stops the run, or the responses
+    count as lost: they have no reward and are not trained on."""
+    numeric_tolerance: NonNegative = 0.0
+    """Relative error that still counts as equal; 3 equals 3.0 in any case."""
+    format_pattern: str = r"(?s)\s*<think>.*</think>\s*<answer>.*</answer>\s*"
+    """Regular expression that a whole response must match for the part `format`."""
+    length_free_tokens: Annotated[int, Field(ge=0)] = 0
+    """Responses up to here have 0 in the part `length`, which then falls evenly to -1 at `length_limit_tokens` (tokens)."""
+    length_limit_tokens: Annotated[int, Field(ge=0)] = 0
+    """Where the part `length` is -1 (tokens); 0: `rollout.max_tokens`."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
     """One run: everything that `run.py` needs to know."""
 
@@ -192,3 +259,5 @@ class RunConfig:
     imitation: ImitationConfig = Field(default_factory=ImitationConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)

@@ -18,13 +18,35 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _OPEN_TAG = re.compile(r"<answer>(.*)\Z", re.DOTALL | re.IGNORECASE)
 _LABEL = re.compile(r"\s*[(\[]?([A-Za-z])\s*[.):\]]\s*")
-_CUE = re.compile(r"\b(?:answer|option|choice|choose|chose|pick|select)(?:\s+(?:is|would be|should be|option|choice))?\W*")
+_CUE = re.compile(
+    r"\b(?:answer|option|choice|choose|chose|pick|select)(?:\s+(?:is|would be|should be|option|choice))?\W*"
+)
 
-_UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-_UNITS += "seventeen eighteen nineteen".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_UNITS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+]
+_UNITS += ["seventeen", "eighteen", "nineteen"]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {word: value for value, word in enumerate(_UNITS)} | {word: 10 * (i + 2) for i, word in enumerate(_TENS)}
-_NUMBER = re.compile(r"(?<![\w.,])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.?|\.(?=\d))\d*(?:e[-+]?\d+)?(?![\d,]|\.\d)", re.I)
+_NUMBER = re.compile(
+    r"(?<![\w.,])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.?|\.(?=\d))\d*(?:e[-+]?\d+)?(?![\d,]|\.\d)", re.I
+)
 _LAST_EQUALS = re.compile(r"\b(?:answer(?:\s+is)?|equals|result\s+is)\W*", re.IGNORECASE)
 _TIME = re.compile(r"\d+(?::[0-5]?\d){1,2}(?:\.\d+)?|\d+(?:\.\d+)?")
 
@@ -41,7 +63,9 @@ def answer_text(response: str) -> str:
 def plain_words(text: str) -> list[str]:
     """Lower-case words without punctuation; a letter of a script without spaces is a word of its own."""
     folded = unicodedata.normalize("NFKC", text).lower()
-    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+", folded)
+    return re.findall(
+        r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+", folded
+    )
 
 
 def unlabelled_options(options: Sequence[str]) -> tuple[str, ...]:
@@ -84,7 +108,9 @@ def _letters_in_cues(clean: str, letters: str) -> set[str]:
 
 def _letters_at_start(clean: str, letters: str) -> set[str]:
     """Letters of `B. Red`, `(B) Red`, `B or C`, `B: Red` and of other labels after them."""
-    start = re.match(r"\W*([A-Z])(?=\s*[.):,\]/&]|\s+(?:or|and)\s+[A-Z]\b)", clean) or re.match(r"\W*\(([a-zA-Z])\)", clean)
+    start = re.match(r"\W*([A-Z])(?=\s*[.):,\]/&]|\s+(?:or|and)\s+[A-Z]\b)", clean) or re.match(
+        r"\W*\(([a-zA-Z])\)", clean
+    )
     if start is None or start.group(1).upper() not in letters:
         return set()
     rest = clean[start.end() :]

@@ -148,7 +148,9 @@ def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
     for index in range(0, len(turns), 2):
         human, model = turns[index], turns[index + 1]
         if (human.get("from"), model.get("from")) != ("human", "gpt"):
-            raise RowMistake(f"turn {index} is from {human.get('from')!r}, then {model.get('from')!r}: human, then gpt.")
+            raise RowMistake(
+                f"turn {index} is from {human.get('from')!r}, then {model.get('from')!r}: human, then gpt."
+            )
         question, options = _options_in_text(_without_placeholder(text_of(human, "value")))
         fields = {
             "video": record.get("video"),

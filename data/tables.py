@@ -35,7 +35,9 @@ def read_records(path: Path) -> Iterator[Record]:
     try:
         yield from reader(path)
     except UnicodeDecodeError as error:
-        raise SetError(f"{path}: is not UTF-8 text ({error}). Convert it, or give it the suffix of its kind.") from error
+        raise SetError(
+            f"{path}: is not UTF-8 text ({error}). Convert it, or give it the suffix of its kind."
+        ) from error
 
 
 def _json_lines(path: Path) -> Iterator[Record]:

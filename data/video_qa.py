@@ -191,7 +191,9 @@ def _readable(answer: str, kind: Kind, options: tuple[str, ...]) -> str:
             raise RowMistake(f"two options are the same: {list(options)}.")
         letter = parse_choice(answer, options)
         if letter is None:
-            raise RowMistake(f"the answer {answer!r} is none of the {len(options)} options. Give its letter or its text.")
+            raise RowMistake(
+                f"the answer {answer!r} is none of the {len(options)} options. Give its letter or its text."
+            )
         return letter
     if kind in ("numeric", "mra") and parse_number(answer) is None:
         raise RowMistake(f"the answer {answer!r} is not one number, which kind {kind} needs.")

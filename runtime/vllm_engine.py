@@ -226,7 +226,7 @@ def _keep_cpu_weights() -> None:
     """Leave linear weights as they are: vLLM's CPU backend packs them at load and empties the originals."""
     import vllm.model_executor.layers.utils as layers
 
-    def plain_linear(layer: nn.Module, remove_weight: bool) -> None:
+    def plain_linear(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = F.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain_linear

@@ -51,15 +51,16 @@ class SplitVLM:
         temperature: divides the logits, as in the rollout engine.
     """
 
-    def __init__(self, model: nn.Module, vocabulary: Vocabulary, temperature: float = 1.0) -> None:
-        self.model: Any = model
+    def __init__(self, model: Any, vocabulary: Vocabulary, temperature: float = 1.0) -> None:
+        self.model = model
         self.version = 0
         self.temperature = temperature
         self.text: Any = self.model.model.language_model
         self.tower: Any = self.model.model.visual
         self.head: Any = self.model.lm_head
         weight = self.text.embed_tokens.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
         self.hidden_size: int = weight.shape[1]
         self.num_layers = len(self.text.layers)
         self.log_dtype = torch.promote_types(self.dtype, torch.float32)
@@ -119,7 +120,7 @@ def _trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
-def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: str = "cpu") -> nn.Module:
+def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: str = "cpu") -> Any:
     """Load a Hugging Face vision-language model for training; a frozen tower's parameters need no gradient."""
     from transformers import AutoModelForImageTextToText
 

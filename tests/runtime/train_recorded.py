@@ -13,13 +13,13 @@ from configs.environment import set_defaults
 
 set_defaults()
 
-import torch
+import torch  # noqa: E402
 
-from agent.models import resolve_model
-from configs.schema import RLConfig, RolloutConfig, RunConfig, RuntimeConfig, TrainConfig
-from rl.losses import policy_loss
-from runtime.rollplex import Rollplex
-from tests.runtime.support import load_tiny, random_group, vocabulary_of
+from agent.models import resolve_model  # noqa: E402
+from configs.schema import RLConfig, RolloutConfig, RunConfig, RuntimeConfig, TrainConfig  # noqa: E402
+from rl.losses import policy_loss  # noqa: E402
+from runtime.rollplex import Rollplex  # noqa: E402
+from tests.runtime.support import load_tiny, random_group, vocabulary_of  # noqa: E402
 
 REWARDS = [1.0, 0.0, 0.5]
 LENGTHS = [[3, 1], [6, 2, 4], [1]]
@@ -47,7 +47,8 @@ def main() -> None:
             groups = [random_group(model, generator, index, LENGTHS, REWARDS) for index in range(options.groups)]
             for group in groups[runtime.rank :: runtime.world_size]:
                 runtime.train_on(group, policy_loss(config.rl, group, max_response_tokens=24))
-            runtime.update(1e-3)
+            # Where a gradient is as small as Adam's epsilon, rounding shows in the step: 1e-6 is 1 % of this rate.
+            runtime.update(1e-4)
         if runtime.rank == 0:
             weights = {name: tensor.detach().clone() for name, tensor in runtime.actor.model.named_parameters()}
             torch.save({"weights": weights, "stats": runtime.stats()}, options.out)
