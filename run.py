@@ -52,6 +52,19 @@ def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
     print(json.dumps(measure(config.env.id, args.seconds, **config.env.options), indent=None if args.json else 2))
 
 
+def data_check(config: RunConfig, args: argparse.Namespace) -> None:
+    from transformers import AutoTokenizer
+
+    from agent.models import resolve_model
+    from data.check import check_sets, require_allowed
+
+    with tempfile.TemporaryDirectory() as cache:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(config.model.path, Path(cache)))
+    report = check_sets(config, lambda texts: [len(ids) for ids in tokenizer(list(texts))["input_ids"]])
+    print(json.dumps(report.to_dict(config.data), indent=2) if args.json else report.text())
+    require_allowed(report, config.data)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -90,6 +103,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     env_parser = _add_command(parts, bench_env, "env", "steps a second of one environment on one core")
     env_parser.add_argument("--seconds", type=float, default=5.0, help="how long to step (default: %(default)s)")
     env_parser.add_argument("--json", action="store_true", help="print one line instead of several")
+    data_parser = commands.add_parser("data", help="the sets of questions about videos")
+    subjects = data_parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check_parser = _add_command(subjects, data_check, "check", "every row that cannot be used, and why; loads no model")
+    check_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args, extra = parser.parse_known_args(argv)
     # argparse gives up on positional arguments that come after an option
     if unknown := [word for word in extra if word.startswith("-")]:

@@ -196,9 +196,9 @@ def _reward_mistakes(config: RunConfig) -> Iterator[tuple[str, str]]:
         re.compile(reward.format_pattern)
     except re.error as error:
         yield "reward.format_pattern", f"{reward.format_pattern!r}, which does not parse ({error})."
-    if reward.length_free_tokens >= (limit := reward.length_limit_tokens or config.rollout.max_tokens):
-        if "length" in reward.weights:
-            yield "reward.length_free_tokens", f"{reward.length_free_tokens}, expected less than the limit ({limit})."
+    limit = reward.length_limit_tokens or config.rollout.max_tokens
+    if "length" in reward.weights and reward.length_free_tokens >= limit:
+        yield "reward.length_free_tokens", f"{reward.length_free_tokens}, expected less than the limit ({limit})."
 
 
 def _template_mistake(template: str) -> str:

@@ -228,7 +228,7 @@ class RewardConfig:
     format_pattern: str = r"(?s)\s*<think>.*</think>\s*<answer>.*</answer>\s*"
     """Regular expression that a whole response must match for the part `format`."""
     length_free_tokens: Annotated[int, Field(ge=0)] = 0
-    """Responses up to here have 0 in the part `length`, which then falls evenly to -1 at `length_limit_tokens` (tokens)."""
+    """Responses up to here have 0 in the part `length`, longer ones evenly less, to -1 at the limit (tokens)."""
     length_limit_tokens: Annotated[int, Field(ge=0)] = 0
     """Where the part `length` is -1 (tokens); 0: `rollout.max_tokens`."""
 

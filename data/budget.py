@@ -161,8 +161,8 @@ def _reduce(frames: int, height: int, width: int, size: tuple[int, int], spec: C
         if _tokens(frames, size, spec) <= spec.max_tokens:
             return frames, size
     raise ConfigError(
-        f"{_shape(frames, size)} need {_tokens(frames, size, spec)} tokens, over the {spec.max_tokens} that a video may "
-        "have. Raise data.max_video_tokens or runtime.max_model_len, or lower agent.min_pixels."
+        f"{_shape(frames, size)} need {_tokens(frames, size, spec)} tokens; a video may have {spec.max_tokens}. "
+        "Raise data.max_video_tokens or runtime.max_model_len, or lower agent.min_pixels."
     )
 
 

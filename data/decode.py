@@ -147,13 +147,19 @@ def probe(path: Path) -> VideoIndex:
                 raise BadMedia("the file has no video stream")
             stream = container.streams.video[0]
             _check_size(stream.codec_context.height, stream.codec_context.width)
+            _check_complete(stream, path.stat().st_size)
             packets = [packet for packet in container.demux(stream) if packet.size]
-            declared = int(stream.frames or 0)
-            if len(packets) < declared - max(1, declared // 100):
-                raise BadMedia(f"the file is cut short: {len(packets)} of {declared} frames are there")
             return _index(stream, packets, _first_frame(path))
     except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:
         raise BadMedia(_file_reason(error)) from None
+
+
+def _check_complete(stream: Any, file_bytes: int) -> None:
+    """Refuse a file whose own index points past its end: it would silently show less than the question is about."""
+    ends = [entry.pos + entry.size for entry in stream.index_entries]
+    there = sum(end <= file_bytes for end in ends)
+    if there < len(ends):
+        raise BadMedia(f"the file is cut short: {there} of {len(ends)} frames are there")
 
 
 def _index(stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:

@@ -1,4 +1,4 @@
-"""Decoding ahead in worker processes: tasks go out early, clips come back when asked for, nothing hangs or crashes here.
+"""Decoding ahead in worker processes: tasks go out early, clips come back when asked for.
 
 A worker that dies or takes too long is replaced, its clip is tried once more with PyAV alone, then it counts as bad.
 Knows nothing about rows or their order.
@@ -97,7 +97,7 @@ class DecodePool:
         return self._load(answer, task)
 
     def poll(self, wait_s: float = 0.0) -> None:
-        """Take in what workers have finished, and replace those that are overdue or dead; wait for news at most `wait_s`."""
+        """Take in what workers have finished and replace those that are overdue or dead; wait at most `wait_s`."""
         now = time.monotonic()
         due = [self._due_at(worker) for worker in self._workers if worker.tasks or not worker.is_ready]
         ready = wait([worker.child.pipe for worker in self._workers], max(0.0, min([*due, now + wait_s]) - now))

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from configs.schema import DataConfig
 from data.answers import LETTERS, answer_text
 from data.tables import read_records, text_of
 from data.video_qa import BadRow, RowMistake, VideoQARow, make_row
@@ -55,10 +54,6 @@ def load_set(files: Mapping[str, str], media_root: str) -> LoadedSet:
         for place, record in read_records(path):
             _add_record(loaded, FORMATS[format_name], path, place, record, root)
     return loaded
-
-
-def load_train(config: DataConfig) -> LoadedSet:
-    return load_set(config.train, config.media_root)
 
 
 def _add_record(loaded: LoadedSet, reader: Reader, path: Path, place: str, record: Any, root: Path) -> None:
@@ -163,7 +158,7 @@ def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
 
 
 def vsi_bench(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
-    """VSI-Bench: `dataset`, `scene_name`, `question`, `question_type`, `ground_truth`, `options` (null: a number, MRA)."""
+    """VSI-Bench: `dataset`, `scene_name`, `question`, `question_type`, `ground_truth`; no `options`: a number, MRA."""
     options = record.get("options")
     scene = "/".join(filter(None, (text_of(record, "dataset"), text_of(record, "scene_name"))))
     fields = {
@@ -177,7 +172,7 @@ def vsi_bench(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
 
 
 def perception_test(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
-    """Perception Test's multiple-choice questions: `metadata.video_id`, and `mc_question` with options and answer_id."""
+    """Perception Test's multiple-choice questions: `metadata.video_id`; `mc_question` with `options`, `answer_id`."""
     metadata, questions = record.get("metadata"), record.get("mc_question")
     if not isinstance(metadata, Mapping) or not isinstance(questions, list):
         raise RowMistake("metadata or mc_question is missing. Give the set's mc_question_*.json or all_*.json.")

@@ -22,11 +22,11 @@ from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
 from runtime.prefix_tree import StaleEncoding
 from runtime.tracing import Timers
-from runtime.update import Updater
+from runtime.update import Steps, Updater
 from runtime.vllm_engine import RolloutEngine
 from runtime.vlm import SplitVLM, load_vlm
 from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window
-from runtime.work import GroupWork, Packing, Unit
+from runtime.work import GroupWork, Packing
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class Rollplex:
         self._fallback = Fallback(config.runtime.fallback and bool(schedule.window))
         self._timers = Timers()
         self._groups: dict[int, GroupWork] = {}
+        self._open: set[TurnKey] = set()
+        """Responses being decoded whose turns will be trained on."""
         self._registered: list[_Registered] = []
         self._batch_ended = False
         self._engine: RolloutEngine | None = None
@@ -159,6 +161,7 @@ class Rollplex:
             assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
         self.engine.submit(key, prompt, sampling)
         if train:
+            self._open.add(key)
             work.prompts[key.rollout].append(prompt)
             self._compose(work)
 
@@ -175,8 +178,9 @@ class Rollplex:
                 ended = self._engine.step()
             self.window.pump()
         for key, response in ended:
-            if (work := self._groups.get(key.group)) and not self._batch_ended:
-                self._record(work, key, response)
+            if key in self._open:
+                self._open.remove(key)
+                self._record(self._groups[key.group], key, response)
         return ended
 
     def _record(self, work: GroupWork, key: TurnKey, response: Response) -> None:
@@ -196,23 +200,22 @@ class Rollplex:
             self._compose(work)
 
     def _compose(self, work: GroupWork) -> None:
+        """Offer the window what has become possible."""
         prompted, answered = work.compose()
+        updater, referenced = self.updater, self.updater.reference is not None
         for unit in prompted:
-            self._offer("actor_prefix", unit)
-            if self.updater.reference is not None:
-                self._offer("reference_prefix", unit)
-        if self.updater.reference is not None:
-            for unit in answered:
-                self._offer("reference_score", unit)
+            self._offer("actor_prefix", updater.encode_early([unit.prompts]))
+            if referenced:
+                self._offer("reference_prefix", updater.encode_reference_early([unit.prompts]))
+        for unit in answered:
+            if work.packing.chain:
+                self._offer("actor_response", updater.encode_early(unit.rows[1:]))
+            if referenced:
+                self._offer("reference_score", updater.score_reference(work, unit))
 
-    def _offer(self, kind: JobKind, unit: Unit) -> None:
+    def _offer(self, kind: JobKind, steps: Steps) -> None:
         """Give work to the window, if the schedule has it there."""
         if self.window.admits(kind):
-            steps = {
-                "actor_prefix": self.updater.encode_actor_prefix,
-                "reference_prefix": self.updater.encode_reference_prefix,
-                "reference_score": self.updater.score_reference,
-            }[kind](unit)
             self.window.add(Job(kind, steps))
 
     # --- update ------------------------------------------------------------------------------------------------------
@@ -221,8 +224,6 @@ class Rollplex:
         """Register a finished group; its gradient is added in the window (streamed) or by `update`."""
         work = self._groups.get(group.index)
         if work is None or not work.records(group):
-            if work is not None:
-                self.updater.release(work.units)
             work = self._groups[group.index] = GroupWork.of(group, self.packing)
         registered = _Registered(group, loss, work)
         self._registered.append(registered)
@@ -231,7 +232,7 @@ class Rollplex:
 
     def _train(self, registered: _Registered) -> Any:
         registered.trained = True
-        yield from self.updater.train(registered.work.units, registered.loss)
+        yield from self.updater.train(registered.work, registered.loss)
 
     def update(self, lr: float) -> None:
         """Finish the step's work, step the optimizer and publish the new version.
@@ -249,19 +250,18 @@ class Rollplex:
             for item in self._registered:
                 for unit in item.work.units if item.loss.needs_reference and not item.trained else ():
                     if not unit.scored:
-                        self.window.run(self.updater.score_reference(unit))
+                        self.window.run(self.updater.score_reference(item.work, unit))
         with self._timers.span("train"):
             self.ledger.enter("train")
             for item in sorted(self._registered, key=lambda item: item.group.index):
                 if not item.trained:
                     self.window.run(self._train(item))
-        for work in self._groups.values():
-            self.updater.release(work.units)
+        self.updater.release()  # what was encoded for rollouts that did not become part of a group
         self.ledger.enter("update")
         self._step(lr)
         self._registered.clear()
         self._batch_ended = True
-        self.ledger.check_integrity(empty=("boundaries", "activations", "logits"))
+        self.ledger.check_integrity(empty=("boundaries", "logits"))
         self.ledger.enter("rollout")
 
     def _step(self, lr: float) -> None:
@@ -355,6 +355,7 @@ class Rollplex:
         self._gathered.close()
         self.trainer.save(folder)
         self._gathered.enter_context(self.trainer.gathered())
+        folder.mkdir(parents=True, exist_ok=True)
         if self.updater.reference is not None and self.rank == 0:
             torch.save(self.updater.reference.model.state_dict(), folder / "reference.pt")
         torch.save({"policy_version": self.policy_version}, folder / f"runtime_{self.rank}.pt")

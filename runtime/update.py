@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from runtime.prefix_tree import (
     score,
 )  # fmt: skip
 from runtime.vlm import SplitVLM
-from runtime.work import ResponseRow, Unit
+from runtime.work import GroupWork, ResponseRow, Unit
 
 Steps = Generator[None, None, None]
 
@@ -35,7 +35,7 @@ class Updater:
     """Runs units against the actor and the reference, and sums gradients and metrics.
 
     Args:
-        budget: bytes that prefixes encoded ahead of their training may hold; past it they are encoded when needed.
+        budget: bytes that rows encoded ahead of their training may hold; past it they are encoded when needed.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Updater:
     ) -> None:
         self.actor = actor
         self.reference: SplitVLM | None = None
+        self._encodings: dict[SplitVLM, dict[Row, Encoding]] = defaultdict(dict)
         self.gradients = gradients
         self.shape = shape
         self.ledger = ledger
@@ -57,90 +58,98 @@ class Updater:
 
     # --- ahead of training -------------------------------------------------------------------------------------------
 
-    def encode_actor_prefix(self, unit: Unit) -> Steps:
-        """Encode a unit's prompts for the actor, if the budget admits it."""
-        keep = self._affordable(unit.prompts)
-        if keep is None:
-            self.sums["window/over_budget"] += 1
-            return
-        unit.actor_prefix = yield from self._encode(self.actor, unit.prompts, (), keep)
+    def encode_early(self, rows: Sequence[Row]) -> Steps:
+        """Encode rows for the actor before they are trained on, as far as the budget admits."""
+        yield from self._encode_early(self.actor, rows)
 
-    def encode_reference_prefix(self, unit: Unit) -> Steps:
-        """Encode a unit's prompts for the reference, if the budget admits it."""
-        if self._free() < self.shape.boundary_bytes(unit.prompts.num_tokens):
-            self.sums["window/over_budget"] += 1
-            return
-        unit.reference_prefix = yield from self._encode(self._reference(), unit.prompts, (), "nothing")
+    def encode_reference_early(self, rows: Sequence[Row]) -> Steps:
+        """Encode rows for the reference before they are scored, as far as the budget admits."""
+        yield from self._encode_early(self._reference(), rows)
 
-    def _free(self) -> int:
-        return self.budget - self.ledger.used.get("boundaries", 0)
+    def _encode_early(self, model: SplitVLM, rows: Sequence[Row]) -> Steps:
+        for row in rows:
+            keep = self._affordable(model, row)
+            if keep is None or any(other not in self._encodings[model] for other in row.context):
+                self.sums["window/over_budget"] += 1
+            else:
+                yield from self._encoding(model, row, keep)
 
-    def _affordable(self, row: Row) -> Keep | None:
-        """The most that a prefix may keep until it is trained on; None where not even its boundary fits."""
-        if self.shape.graph_bytes(row.num_tokens) <= self._free():
-            return "graph"
-        return "inputs" if self.shape.boundary_bytes(row.num_tokens) <= self._free() else None
+    def _affordable(self, model: SplitVLM, row: Row) -> Keep | None:
+        """The most that an encoding may keep until it is used; None where not even its boundary fits the budget."""
+        free = self.budget - self.ledger.used.get("boundaries", 0)
+        if self.shape.boundary_bytes(row.num_tokens) > free:
+            return None
+        if model is not self.actor:
+            return "nothing"
+        return "graph" if self.shape.graph_bytes(row.num_tokens) <= free else "inputs"
 
     def _reference(self) -> SplitVLM:
         assert self.reference is not None, "a loss wants a reference, and rl.kl_coef loaded none"
         return self.reference
 
-    def _encode(
-        self, model: SplitVLM, row: Row, context: Sequence[Encoding], keep: Keep
-    ) -> Generator[None, None, Encoding]:
-        encoding = yield from encode(model, row, context, keep=keep)
-        size = self.shape.graph_bytes if keep == "graph" else self.shape.boundary_bytes
-        name = "activations" if context else "boundaries"
-        self._leases[encoding] = self.ledger.lease(name, size(row.num_tokens))
-        self.sums["tokens/computed"] += row.num_tokens
-        return encoding
+    def _encoding(self, model: SplitVLM, row: Row, keep: Keep) -> Generator[None, None, Encoding]:
+        """A row's encoding: the one that is kept, or a new one, which is kept until it is dropped."""
+        kept = self._encodings[model]
+        if row not in kept:
+            encoding = yield from encode(model, row, [kept[other] for other in row.context], keep=keep)
+            size = self.shape.graph_bytes if keep == "graph" else self.shape.boundary_bytes
+            self._leases[encoding] = self.ledger.lease("boundaries", size(row.num_tokens))
+            self.sums["tokens/computed"] += row.num_tokens
+            kept[row] = encoding
+        return kept[row]
 
-    def _drop(self, encoding: Encoding | None) -> None:
-        if encoding is not None:
-            self.ledger.release(self._leases.pop(encoding))
+    def _drop(self, model: SplitVLM, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if encoding := self._encodings[model].pop(row, None):
+                self.ledger.release(self._leases.pop(encoding))
 
     # --- scoring and training ----------------------------------------------------------------------------------------
 
-    def score_reference(self, unit: Unit) -> Steps:
-        """Reference log-probabilities of a unit's responses; its reference prefix is no longer needed then."""
+    def score_reference(self, work: GroupWork, unit: Unit) -> Steps:
+        """Reference log-probabilities of a unit's responses; encodings that nothing more attends to are dropped."""
         reference = self._reference()
-        if unit.reference_prefix is None:
-            unit.reference_prefix = yield from self._encode(reference, unit.prompts, (), "nothing")
-        prefix = unit.reference_prefix
+        yield from self._encoding(reference, unit.prompts, "nothing")
         for item in unit.responses:
-            encoding = yield from self._encode(reference, item.row, [prefix], "nothing")
-            item.reference = score(reference, encoding, [prefix]).logprobs
-            self._drop(encoding)
-        self._drop(prefix)
-        unit.reference_prefix = None
+            encoding = yield from self._encoding(reference, item.row, "nothing")
+            item.reference = score(reference, encoding, self._context(reference, item.row)).logprobs
+        done = [other for tree in work.trees() if all(u.scored for u in tree) for other in tree]
+        if not work.packing.chain or (all(work.ended) and len(done) == len(work.units)):
+            self._drop(reference, (row for other in done for row in other.rows))
 
-    def train(self, units: Sequence[Unit], loss: GroupLoss) -> Steps:
-        """Add the gradient of a group's loss: forward and backward of its responses, then backward of its prefixes."""
-        for unit in units:
-            if loss.needs_reference and not unit.scored:
-                yield from self.score_reference(unit)
-            if unit.actor_prefix is None:
-                unit.actor_prefix = yield from self._encode(self.actor, unit.prompts, (), "inputs")
-            prefix = unit.actor_prefix
-            for item in unit.responses:
-                yield from self._train_row(item, prefix, loss)
-            yield from backward(self.actor, prefix, (), self.gradients)
-            self._drop(prefix)
-            unit.actor_prefix = None
-            self._count_tokens(unit)
+    def _context(self, model: SplitVLM, row: Row) -> list[Encoding]:
+        return [self._encodings[model][other] for other in row.context]
+
+    def train(self, work: GroupWork, loss: GroupLoss) -> Steps:
+        """Add the gradient of a group's loss, tree by tree."""
+        for tree in work.trees():
+            yield from self._train_tree(work, tree, loss)
         self.sums["denominator"] += loss.denominator
 
-    def _train_row(self, item: ResponseRow, prefix: Encoding, loss: GroupLoss) -> Steps:
-        encoding = yield from self._encode(self.actor, item.row, [prefix], "graph")
-        scores = score(self.actor, encoding, [prefix])
-        tokens = self._token_batch(item, scores.logprobs, loss)
-        logits_bytes = 4 * self.shape.vocabulary * len(item.row.targets())
-        with self.ledger.hold("logits", logits_bytes):
+    def _train_tree(self, work: GroupWork, tree: Sequence[Unit], loss: GroupLoss) -> Steps:
+        """Forward and loss of every response, ancestors first; then backward, children first."""
+        for unit in tree:
+            if loss.needs_reference and not unit.scored:
+                yield from self.score_reference(work, unit)
+            yield from self._encoding(self.actor, unit.prompts, "inputs")
+            for item in unit.responses:
+                yield from self._encoding(self.actor, item.row, "graph")
+                self._differentiate_loss(item, loss)
+        for row in reversed([row for unit in tree for row in unit.rows]):
+            context = self._context(self.actor, row)
+            yield from backward(self.actor, self._encodings[self.actor][row], context, self.gradients)
+            self._drop(self.actor, [row])
+        for unit in tree:
+            self._count_tokens(unit)
+
+    def _differentiate_loss(self, item: ResponseRow, loss: GroupLoss) -> None:
+        """The loss of one row of responses, and its gradient on the hidden states that it was read from."""
+        encoding, context = self._encodings[self.actor][item.row], self._context(self.actor, item.row)
+        with self.ledger.hold("logits", 4 * self.shape.vocabulary * len(item.row.targets())):
+            scores = score(self.actor, encoding, context)
+            tokens = self._token_batch(item, scores.logprobs, loss)
             value, metrics = loss.fn(tokens)
-            backward_scores(self.actor, encoding, [prefix], scores, value, self.gradients)
+            backward_scores(self.actor, encoding, context, scores, value, self.gradients)
         self._count(value, metrics, tokens)
-        yield from backward(self.actor, encoding, [prefix], self.gradients)
-        self._drop(encoding)
 
     def _token_batch(self, item: ResponseRow, logprobs: Tensor, loss: GroupLoss) -> TokenBatch:
         if item.old is None:
@@ -155,12 +164,10 @@ class Updater:
             turn=torch.full((len(rollouts),), item.turn, device=logprobs.device),
         )
 
-    def release(self, units: Sequence[Unit]) -> None:
-        """Drop what is left of units' encodings."""
-        for unit in units:
-            self._drop(unit.actor_prefix)
-            self._drop(unit.reference_prefix)
-            unit.actor_prefix = unit.reference_prefix = None
+    def release(self) -> None:
+        """Drop every encoding that is left."""
+        for model, kept in self._encodings.items():
+            self._drop(model, list(kept))
 
     # --- metrics -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-JobKind = Literal["actor_prefix", "reference_prefix", "reference_score", "train"]
+JobKind = Literal["actor_prefix", "actor_response", "reference_prefix", "reference_score", "train"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Schedule:
     """Kinds of jobs that may run while responses are still being decoded."""
 
 
+_FORWARD: frozenset[JobKind] = frozenset({"actor_prefix", "actor_response", "reference_prefix", "reference_score"})
+
 SCHEDULES: dict[str, Schedule] = {
     "unshared": Schedule(share=False, window=frozenset()),
     "serial": Schedule(share=True, window=frozenset()),
-    "overlapped": Schedule(share=True, window=frozenset({"actor_prefix", "reference_prefix", "reference_score"})),
-    "streamed": Schedule(
-        share=True, window=frozenset({"actor_prefix", "reference_prefix", "reference_score", "train"})
-    ),
+    "overlapped": Schedule(share=True, window=_FORWARD),
+    "streamed": Schedule(share=True, window=_FORWARD | {"train"}),
 }
 
 

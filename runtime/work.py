@@ -1,19 +1,21 @@
 """Work units: which segments go through the model together.
 
-A unit is the prompts of one group at one turn, packed in rollout order, and the responses to them. Its rows depend
-only on the group's record and on the config, never on timing, so that every schedule computes the same rows. Decides
-with plain Python; what a row computes is `prefix_tree`'s business.
+A unit is the prompts of one group at one turn, packed in rollout order, and the responses to them. Where a turn's
+prompt stands alone, each turn is a tree: prompts, then responses. Where it continues the turn before (a chain), the
+group is one tree: root, responses, observations, responses, ... Rows depend only on the group's record and on the
+config, never on timing, so that every schedule computes the same rows. Decides with plain Python; what a row computes
+is `prefix_tree`'s business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from data.types import Group, Prompt, Response
-from runtime.prefix_tree import Encoding, Row, Segment
+from runtime.prefix_tree import Row, Segment
 
 
 @dataclass(eq=False)
@@ -33,7 +35,7 @@ class ResponseRow:
 
 @dataclass(eq=False)
 class Unit:
-    """One packed row of prompts, and the rows of responses to them."""
+    """One packed row of prompts (or of what a chain has seen since its last response), and the responses to them."""
 
     turn: int
     prompts: Row
@@ -41,72 +43,33 @@ class Unit:
     """Prompt segment of each rollout."""
     prompt_of: dict[int, Prompt]
     responses: list[ResponseRow] = field(default_factory=list)
-    actor_prefix: Encoding | None = None
-    reference_prefix: Encoding | None = None
 
     @property
     def scored(self) -> bool:
         """All responses have their reference log-probabilities."""
-        return bool(self.responses) and all(row.reference is not None for row in self.responses)
+        return bool(self.responses) and all(item.reference is not None for item in self.responses)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The unit's rows, ancestors first."""
+        return [self.prompts, *(item.row for item in self.responses)]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Limits on rows."""
+    """How segments are arranged in rows."""
 
     share: bool
+    """Equal prompts of a group are one segment."""
     microbatch_tokens: int
     max_response_tokens: int
+    chain: bool = False
+    """A turn's prompt continues the one before it and its response; otherwise every turn is a tree of its own."""
 
     @property
     def responses_per_row(self) -> int:
         """Responses that fit a row whatever their length: rows must not depend on what was sampled."""
         return max(1, self.microbatch_tokens // self.max_response_tokens)
-
-
-def compose_prompts(turn: int, prompts: dict[int, Prompt], packing: Packing) -> list[Unit]:
-    """Pack one turn's prompts, by rollout; equal prompts become one segment where prefixes are shared."""
-    units: list[Unit] = []
-    segments: list[Segment] = []
-    segment_of: dict[int, Segment] = {}
-    by_key: dict[str, Segment] = {}
-
-    def close() -> None:
-        if segments:
-            chosen = {rollout: prompts[rollout] for rollout in segment_of}
-            units.append(Unit(turn, Row(tuple(segments)), dict(segment_of), chosen))
-        segments.clear()
-        segment_of.clear()
-        by_key.clear()
-
-    for rollout, prompt in sorted(prompts.items()):
-        if not packing.share or prompt.key not in by_key:
-            used = sum(len(segment.token_ids) for segment in segments)
-            if used and used + len(prompt.token_ids) > packing.microbatch_tokens:
-                close()
-            segment = Segment(prompt.token_ids, prompt.positions, media=prompt.media)
-            segments.append(segment)
-            by_key[prompt.key] = segment
-        segment_of[rollout] = by_key[prompt.key]
-    close()
-    return units
-
-
-def compose_responses(unit: Unit, responses: dict[int, Response], packing: Packing) -> None:
-    """Pack the unit's responses, in rollout order."""
-    rollouts = sorted(unit.segment_of)
-    for start in range(0, len(rollouts), packing.responses_per_row):
-        chosen = rollouts[start : start + packing.responses_per_row]
-        segments = tuple(_response_segment(unit, rollout, responses[rollout]) for rollout in chosen)
-        answers = [responses[rollout] for rollout in chosen]
-        unit.responses.append(ResponseRow(Row(segments, (unit.prompts,)), chosen, unit.turn, answers))
-
-
-def _response_segment(unit: Unit, rollout: int, response: Response) -> Segment:
-    fed = response.token_ids[:-1]  # nothing attends to a leaf's last token
-    first = unit.prompt_of[rollout].next_position
-    positions = (first + torch.arange(len(fed)))[None].expand(3, -1)
-    return Segment(fed, positions, parent=unit.segment_of[rollout], targets=response.token_ids)
 
 
 class GroupWork:
@@ -121,6 +84,10 @@ class GroupWork:
         """Units of each turn whose prompts are all known."""
         self.num_answered = 0
         """Turns whose responses are all known (count)."""
+        self._rows: list[Row] = []
+        """Every row so far, ancestors first."""
+        self._leaf_of: dict[int, Segment] = {}
+        """Each rollout's newest response, which a chain's next prompt attends to."""
 
     @classmethod
     def of(cls, group: Group, packing: Packing) -> GroupWork:
@@ -137,25 +104,89 @@ class GroupWork:
         """Compose what has become known; returns the units whose prompts, and those whose responses, are new."""
         prompted: list[Unit] = []
         answered: list[Unit] = []
-        while self._known(self.prompts, turn := len(self.turns)):
-            units = compose_prompts(turn, _at(self.prompts, turn), self.packing)
-            self.turns.append(units)
-            prompted += units
-        while self.num_answered < len(self.turns) and self._known(self.responses, self.num_answered):
-            for unit in self.turns[self.num_answered]:
-                compose_responses(unit, _at(self.responses, self.num_answered), self.packing)
-                answered.append(unit)
-            self.num_answered += 1
-        return prompted, answered
+        while True:
+            turn = len(self.turns)
+            if self.num_answered < turn and self._known(self.responses, self.num_answered):
+                for unit in self.turns[self.num_answered]:
+                    self._compose_responses(unit, _at(self.responses, self.num_answered))
+                    answered.append(unit)
+                self.num_answered += 1
+            elif self._known(self.prompts, turn) and (self.num_answered == turn or not self.packing.chain):
+                self.turns.append(self._compose_prompts(turn, _at(self.prompts, turn)))
+                prompted += self.turns[-1]
+            else:
+                return prompted, answered
 
     def _known(self, record: Sequence[list], turn: int) -> bool:
         """Every rollout has reached this turn or ended before it, and at least one has reached it."""
         reached = [len(items) > turn for items in record]
         return any(reached) and all(r or ended for r, ended in zip(reached, self.ended, strict=True))
 
+    def _compose_prompts(self, turn: int, prompts: dict[int, Prompt]) -> list[Unit]:
+        """Pack one turn's prompts in rollout order; equal ones become one segment where prefixes are shared."""
+        units: list[Unit] = []
+        segment_of: dict[int, Segment] = {}
+        by_key: dict[str, Segment] = {}
+        for rollout, prompt in sorted(prompts.items()):
+            continues = self.packing.chain and turn > 0
+            if continues or not self.packing.share or prompt.key not in by_key:
+                segment = self._prompt_segment(rollout, turn, prompt)
+                used = sum(len(other.token_ids) for other in set(segment_of.values()))
+                if used and used + len(segment.token_ids) > self.packing.microbatch_tokens:
+                    units.append(self._unit(turn, segment_of, prompts))
+                    segment_of, by_key = {}, {}
+                by_key[prompt.key] = segment
+            segment_of[rollout] = by_key[prompt.key]
+        units.append(self._unit(turn, segment_of, prompts))
+        return units
+
+    def _prompt_segment(self, rollout: int, turn: int, prompt: Prompt) -> Segment:
+        """A prompt whole, or in a chain what it adds to the turn before."""
+        start, parent = 0, None
+        if self.packing.chain and turn > 0:
+            before = (*self.prompts[rollout][turn - 1].token_ids, *self.responses[rollout][turn - 1].token_ids)
+            start, parent = len(before), self._leaf_of[rollout]
+            assert prompt.token_ids[:start] == before, f"turn {turn} of rollout {rollout} does not continue its history"
+        media = [replace(item, offset=item.offset - start) for item in prompt.media if item.offset >= start]
+        return Segment(prompt.token_ids[start:], prompt.positions[:, start:], parent, tuple(media))
+
+    def _unit(self, turn: int, segment_of: dict[int, Segment], prompts: dict[int, Prompt]) -> Unit:
+        segments = tuple(dict.fromkeys(segment_of.values()))
+        row = self._row(segments)
+        return Unit(turn, row, segment_of, {rollout: prompts[rollout] for rollout in segment_of})
+
+    def _row(self, segments: tuple[Segment, ...]) -> Row:
+        """A row, and as its context every earlier row that holds an ancestor."""
+        ancestors = {id(ancestor) for segment in segments for ancestor in segment.ancestors()}
+        context = [row for row in self._rows if any(id(segment) in ancestors for segment in row.segments)]
+        self._rows.append(Row(segments, tuple(context)))
+        return self._rows[-1]
+
+    def _compose_responses(self, unit: Unit, responses: dict[int, Response]) -> None:
+        """Pack the unit's responses, in rollout order."""
+        rollouts = sorted(unit.segment_of)
+        for start in range(0, len(rollouts), self.packing.responses_per_row):
+            chosen = rollouts[start : start + self.packing.responses_per_row]
+            answers = [responses[rollout] for rollout in chosen]
+            segments = [self._response_segment(unit, rollout, responses[rollout]) for rollout in chosen]
+            unit.responses.append(ResponseRow(self._row(tuple(segments)), chosen, unit.turn, answers))
+            self._leaf_of |= dict(zip(chosen, segments, strict=True))
+
+    def _response_segment(self, unit: Unit, rollout: int, response: Response) -> Segment:
+        # Nothing attends to the last token of a leaf.
+        fed = response.token_ids if self.packing.chain else response.token_ids[:-1]
+        first = unit.prompt_of[rollout].next_position
+        positions = (first + torch.arange(len(fed)))[None].expand(3, -1)
+        return Segment(fed, positions, parent=unit.segment_of[rollout], targets=response.token_ids)
+
     @property
     def units(self) -> list[Unit]:
+        """All units so far, turn by turn."""
         return [unit for turn in self.turns for unit in turn]
+
+    def trees(self) -> list[list[Unit]]:
+        """Units that must be differentiated together, ancestors first: a turn's each, or a whole chain's."""
+        return [self.units] if self.packing.chain else [[unit] for unit in self.units]
 
     def records(self, group: Group) -> bool:
         """Whether this work was composed from exactly the group's turns."""

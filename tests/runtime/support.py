@@ -6,6 +6,7 @@ The reference uses nothing of `runtime/` but the loading of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,40 @@ def random_group(
             Turn(prompt, random_response(generator, length)) for prompt, length in zip(prompts, turns, strict=True)
         )
         rollouts.append(Rollout(f"episode {index}", record, reward, success=reward > 0, truncated=False))
+    return Group(index, tuple(rollouts))
+
+
+def extend_prompt(model: Any, generator: torch.Generator, prompt: Prompt, response: Response) -> Prompt:
+    """The prompt of the next turn of a chain: what was, the response, and an observation with a video."""
+    observation = random_prompt(model, generator, num_text=6, frames=1)
+    start = len(prompt.token_ids) + len(response.token_ids)
+    token_ids = (*prompt.token_ids, *response.token_ids, *observation.token_ids)
+    media = (*prompt.media, *(replace(item, offset=item.offset + start) for item in observation.media))
+    config = model.config
+    positions = mrope_positions(
+        token_ids,
+        config.image_token_id,
+        config.video_token_id,
+        [item.grid_thw for item in media],
+        [1.0] * len(media),
+        2,
+        2.0,
+    )
+    return Prompt(token_ids, positions, media, f"{prompt.key} {observation.key} {response.token_ids}")
+
+
+def random_chain_group(
+    model: Any, generator: torch.Generator, index: int, lengths: Sequence[Sequence[int]], rewards: Sequence[float]
+) -> Group:
+    """A group whose rollouts share their first prompt and then grow, each its own history."""
+    first = random_prompt(model, generator, num_text=9)
+    rollouts = []
+    for reward, turns in zip(rewards, lengths, strict=True):
+        prompt, record = first, []
+        for length in turns:
+            record.append(Turn(prompt, random_response(generator, length)))
+            prompt = extend_prompt(model, generator, prompt, record[-1].response)
+        rollouts.append(Rollout(f"episode {index}", tuple(record), reward, success=reward > 0, truncated=False))
     return Group(index, tuple(rollouts))
 
 

@@ -21,6 +21,7 @@ from tests.runtime.support import (
     load_tiny,
     naive_gradients,
     naive_logprobs,
+    random_chain_group,
     random_group,
     relative_error,
     vocabulary_of,
@@ -32,13 +33,14 @@ SHAPE = ModelShape(
 MAX_TOKENS = 8
 
 
-def make_groups(model: Any) -> list[Group]:
+def make_groups(model: Any, *, chain: bool = False) -> list[Group]:
     """Unequal lengths, one-token responses, rollouts that end at different turns, one group of equal rewards."""
     generator = torch.Generator().manual_seed(1)
+    make = random_chain_group if chain else random_group
     return [
-        random_group(model, generator, 0, [[3, 1], [6, 2, 4], [1]], [1.0, 0.0, 0.5]),
-        random_group(model, generator, 1, [[2, 5], [4]], [0.0, 1.0]),
-        random_group(model, generator, 2, [[2], [3]], [0.7, 0.7]),
+        make(model, generator, 0, [[3, 1], [6, 2, 4], [1]], [1.0, 0.0, 0.5]),
+        make(model, generator, 1, [[2, 5], [4]], [0.0, 1.0]),
+        make(model, generator, 2, [[2], [3]], [0.7, 0.7]),
     ]
 
 
@@ -71,26 +73,26 @@ def tree_gradients(
     ahead: bool = False,
     budget: int = 1 << 40,
     microbatch_tokens: int = 64,
+    chain: bool = False,
 ) -> tuple[dict[str, Tensor], Updater]:
     """The same by the runtime; `ahead` encodes every prefix and scores the reference before any training."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     buffer = GradientBuffer(list(parameters.values()))
     updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), budget)
     updater.reference = SplitVLM(reference, vocabulary)
-    packing = Packing(share, microbatch_tokens, MAX_TOKENS)
+    packing = Packing(share, microbatch_tokens, MAX_TOKENS, chain)
     work = [GroupWork.of(group, packing) for group in groups]
     if ahead:
         for item in work:
             for unit in item.units:
-                for steps in (updater.encode_actor_prefix(unit), updater.encode_reference_prefix(unit)):
-                    list(steps)
+                list(updater.encode_early(unit.rows if chain else [unit.prompts]))
+                list(updater.encode_reference_early([unit.prompts]))
                 if config.kl_coef:
-                    list(updater.score_reference(unit))
+                    list(updater.score_reference(item, unit))
     for group, item in zip(groups, work, strict=True):
-        list(updater.train(item.units, policy_loss(config, group, max_response_tokens=24)))
-    for item in work:
-        updater.release(item.units)
-    updater.ledger.check_integrity(empty=("boundaries", "activations", "logits"))
+        list(updater.train(item, policy_loss(config, group, max_response_tokens=24)))
+    updater.release()
+    updater.ledger.check_integrity(empty=("boundaries", "logits"))
     return {name: buffer.views[parameter] for name, parameter in parameters.items()}, updater
 
 
@@ -105,8 +107,14 @@ def tree_gradients(
         {"microbatch_tokens": 8},
         {"microbatch_tokens": 4096},
         {"share": False},
+        {"chain": True},
+        {"chain": True, "ahead": True},
+        {"chain": True, "ahead": True, "budget": 0},
+        {"chain": True, "ahead": True, "budget": 900_000},
+        {"chain": True, "ahead": True, "microbatch_tokens": 8},
+        {"chain": True, "share": False, "microbatch_tokens": 4096},
     ],
-    ids=["serial", "ahead", "nothing fits", "some fits", "one segment a row", "one row a turn", "unshared"],
+    ids=str,
 )
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 def test_gradients_equal_the_naive_ones(model_cache: Path, options: dict[str, Any], kl_coef: float) -> None:
@@ -115,7 +123,8 @@ def test_gradients_equal_the_naive_ones(model_cache: Path, options: dict[str, An
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)).mul(0.01))
-    vocabulary, groups, config = vocabulary_of(model), make_groups(model), RLConfig(kl_coef=kl_coef)
+    vocabulary, config = vocabulary_of(model), RLConfig(kl_coef=kl_coef)
+    groups = make_groups(model, chain=options.get("chain", False))
     expected = naive_policy_gradients(model, reference, vocabulary, groups, config)
     actual, _ = tree_gradients(model, reference, vocabulary, groups, config, **options)
     scale = max(float(gradient.norm()) for gradient in expected.values())
@@ -170,12 +179,12 @@ def test_shared_prompts_are_computed_once_a_group(model_cache: Path) -> None:
     assert updater.sums["tokens/naive"] == 4 * (prompt + 4)
 
 
-def test_budget_is_kept_and_overflow_is_counted(model_cache: Path) -> None:
+def test_past_the_budget_nothing_is_kept_early_and_it_is_counted(model_cache: Path) -> None:
     model = load_tiny(model_cache, torch.float32)
     vocabulary, groups = vocabulary_of(model), make_groups(model)
     _, roomy = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True)
     assert roomy.sums["window/over_budget"] == 0
-    budget = roomy.ledger.buffer_peaks["boundaries"] // 8
-    _, tight = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True, budget=budget)
-    assert tight.sums["window/over_budget"] > 0
-    assert tight.ledger.buffer_peaks["boundaries"] <= budget + SHAPE.boundary_bytes(64)
+    _, tight = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True, budget=0)
+    # The actor's and the reference's prefix of each turn's rows; 64 tokens hold all prompts of a turn.
+    assert tight.sums["window/over_budget"] == 2 * (3 + 2 + 1)
+    assert tight.ledger.buffer_peaks["boundaries"] < roomy.ledger.buffer_peaks["boundaries"] / 2

@@ -78,13 +78,13 @@ def test_finish_runs_everything_where_nothing_is_dropped() -> None:
     [
         ("unshared", ""),
         ("serial", ""),
-        ("overlapped", "actor_prefix reference_prefix reference_score"),
-        ("streamed", "actor_prefix reference_prefix reference_score train"),
+        ("overlapped", "actor_prefix actor_response reference_prefix reference_score"),
+        ("streamed", "actor_prefix actor_response reference_prefix reference_score train"),
     ],
 )
 def test_schedules_admit_what_they_name(schedule: str, kinds: str) -> None:
     queue, _, _ = window(schedule)
-    known: tuple[JobKind, ...] = ("actor_prefix", "reference_prefix", "reference_score", "train")
+    known: tuple[JobKind, ...] = ("actor_prefix", "actor_response", "reference_prefix", "reference_score", "train")
     assert [kind for kind in known if queue.admits(kind)] == kinds.split()
     assert queue.schedule.share == (schedule != "unshared")
 

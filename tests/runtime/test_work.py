@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from data.types import Group, Prompt, Response, Rollout, Turn
-from runtime.work import GroupWork, Packing, compose_prompts
+from runtime.work import GroupWork, Packing
 
 
 def prompt(key: str, length: int = 4) -> Prompt:
@@ -54,7 +54,9 @@ def test_unshared_repeats_the_prompt_for_every_response() -> None:
 
 
 def test_a_prompt_longer_than_the_limit_has_a_row_of_its_own() -> None:
-    units = compose_prompts(0, {0: prompt("a", 3), 1: prompt("b", 20), 2: prompt("c", 3)}, PACKING)
+    work = GroupWork(3, PACKING)
+    work.prompts = [[prompt("a", 3)], [prompt("b", 20)], [prompt("c", 3)]]
+    units, _ = work.compose()
     assert [[len(s.token_ids) for s in unit.prompts.segments] for unit in units] == [[3], [20], [3]]
 
 
