@@ -37,15 +37,26 @@ class EnvConfig:
     """The simulator and the pool of processes that runs it."""
 
     id: str = "rooms"
-    """Name in `envs.registration`."""
+    """Name in `envs.registration`, `gym:` and a gymnasium id, or `module.path:ClassName`."""
     num_envs: Count = 16
     """Environments that exist at once (count)."""
     workers: Count = 1
-    """Processes that share them (count)."""
+    """Processes that share them (count); a simulator that allows one a process has `num_envs` of them."""
+    python: str = ""
+    """Interpreter of the simulator's processes, where it cannot live in ours; empty: ours."""
+    address: str = ""
+    """`host:port` of an `envs/server.py --listen`; empty: processes of our own."""
     max_turns: Count = 20
     """Turns after which an episode is truncated (count)."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """A process that takes longer to build its environments is a fault (s)."""
+    reset_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A reset that takes longer is a fault (s)."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A reset or step that takes longer stops the run (s)."""
+    """A decision that takes longer is a fault (s)."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Faults (crash, hang, exception) of one episode after which its process is started again and the episode replayed
+    up to where it was (count); one more, and the episode is lost: not trained on, not counted as a failure."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
 
@@ -62,8 +73,10 @@ class AgentConfig:
     """Primitive actions one response may hold (count)."""
     invalid_action: Literal["noop", "terminate"] = "noop"
     """What a response that does not parse does: one step without an action, or the end of the episode as a failure."""
+    context: Literal["window", "history"] = "window"
+    """`window`: each turn sees the last `context_clips` clips. `history`: one conversation that grows all episode."""
     context_clips: Count = 1
-    """Clips of the last turns that a prompt shows, the newest last (count)."""
+    """Clips of the last turns that a prompt shows, the newest last; of no use with `history` (count)."""
     fps: Annotated[float, Field(gt=0)] = 2.0
     """Frames a second that a clip's timestamps claim (1/s)."""
     min_pixels: Count = 28 * 28
@@ -153,6 +166,8 @@ class RuntimeConfig:
     """Quanta of window work (one layer each) handed out between two decode steps (count)."""
     boundary_budget_bytes: Bytes = 4 << 30
     """Memory for kept encodings; past it they are recomputed (bytes)."""
+    trace: bool = False
+    """Write the last step's timeline to `trace.json` in the run folder; Perfetto opens it."""
     hbm_bytes: Bytes = 0
     """Memory the plan must fit in; 0 takes the device's (bytes)."""
 

@@ -206,10 +206,13 @@ def _first_frame(path: Path) -> Any:
 
 
 def _last_frame_s(times: Sequence[float], packet: Any, time_base: float) -> float:
-    """How long the last frame stays: as its packet says where that is believable, else as long as the one before."""
+    """How long the last frame stays: as its packet says, unless the one before stayed longer or not half as long.
+
+    Muxers that cannot know write the nominal rate's interval, too short where the rate varies.
+    """
     gap = times[-1] - times[-2] if len(times) > 1 else 0.0
     said = (packet.duration or 0) * time_base
-    if said > 0 and (gap <= 0 or said <= 2 * gap):
+    if said > 0 and (gap <= 0 or gap < said <= 2 * gap):
         return float(said)
     return gap if gap > 0 else 1.0
 

@@ -166,3 +166,5 @@ class GroupLoss:
     denominator: float
     """This group's share of the step's common denominator (rollouts or tokens); summed over groups and ranks."""
     needs_reference: bool = False
+    constant: bool = False
+    """The loss does not depend on the actor (equal rewards, no reference), so that nothing is computed for it."""

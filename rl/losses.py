@@ -125,4 +125,9 @@ def _clipped_loss(
             metrics["kl_sum"] = kl.detach().sum()
         return (weight * token_loss).sum(), metrics
 
-    return GroupLoss(fn=fn, denominator=float(len(advantages)), needs_reference=config.kl_coef > 0)
+    return GroupLoss(
+        fn=fn,
+        denominator=float(len(advantages)),
+        needs_reference=config.kl_coef > 0,
+        constant=config.kl_coef == 0 and not advantages.any(),
+    )

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from configs.schema import RunConfig
 from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime import tracing
 from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
 from runtime.prefix_tree import StaleEncoding
-from runtime.tracing import Timers
+from runtime.tracing import TIMELINE
 from runtime.update import Steps, Updater
 from runtime.vllm_engine import RolloutEngine
 from runtime.vlm import SplitVLM, load_vlm
@@ -38,7 +40,12 @@ class _Registered:
     group: Group
     loss: GroupLoss
     work: GroupWork
+    since_s: float
+    """When it was registered (`time.perf_counter`)."""
+    streamed: bool = False
+    """Given to the window."""
     trained: bool = False
+    """Begun, in the window or after it."""
 
 
 class Rollplex:
@@ -76,14 +83,17 @@ class Rollplex:
         )
         self.policy_version = 0
         schedule = SCHEDULES[config.runtime.schedule]
-        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens)
+        chain = config.agent.context == "history"
+        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
         self.window = Window(schedule, config.runtime.backlog)
         self._fallback = Fallback(config.runtime.fallback and bool(schedule.window))
-        self._timers = Timers()
         self._groups: dict[int, GroupWork] = {}
         self._open: set[TurnKey] = set()
         """Responses being decoded whose turns will be trained on."""
         self._registered: list[_Registered] = []
+        self._train_order: list[int] = []
+        self.train_order: tuple[int, ...] = ()
+        """Indices of this rank's groups in the order in which the last update added their gradients."""
         self._batch_ended = False
         self._engine: RolloutEngine | None = None
         self._stats: dict[str, float] = {}
@@ -120,7 +130,7 @@ class Rollplex:
     def engine(self) -> RolloutEngine:
         """The rollout engine, started on first use on the trainer's weights."""
         if self._engine is None:
-            with self._timers.span("start_engine"):
+            with tracing.span("start_engine"):
                 parameters = dict(self.trainer.engine.module.named_parameters())
                 self._engine = RolloutEngine(
                     self.config.runtime, self.model_dir, self.config.model.dtype, self.vocabulary, parameters,
@@ -173,8 +183,8 @@ class Rollplex:
         if self._engine is None or not self._engine.has_unfinished():
             self.window.pump()
             return []
-        with self._timers.span("together"):
-            with self._timers.span("decode"):
+        with tracing.span("together"):
+            with tracing.span("decode"):
                 ended = self._engine.step()
             self.window.pump()
         for key, response in ended:
@@ -225,58 +235,81 @@ class Rollplex:
         work = self._groups.get(group.index)
         if work is None or not work.records(group):
             work = self._groups[group.index] = GroupWork.of(group, self.packing)
-        registered = _Registered(group, loss, work)
-        self._registered.append(registered)
+        self._registered.append(_Registered(group, loss, work, time.perf_counter()))
         if self.window.admits("train"):
-            self.window.add(Job("train", self._train(registered)))
+            self._stream()
 
-    def _train(self, registered: _Registered) -> Any:
-        registered.trained = True
-        yield from self.updater.train(registered.work, registered.loss)
+    def _stream(self) -> None:
+        """Give the window the groups that it may train on: as they come, or in index order where that is decided."""
+        deterministic = self.config.rollout.deterministic
+        waiting = {item.group.index: item for item in self._registered if not item.streamed}
+        for index in sorted(self._groups) if deterministic else list(waiting):
+            if item := waiting.get(index):
+                item.streamed = True
+                self.updater.sums["window/blocked_s"] += time.perf_counter() - item.since_s
+                self.window.add(Job("train", self._train(item)))
+            elif deterministic and not any(other.group.index == index for other in self._registered):
+                break
 
-    def update(self, lr: float) -> None:
-        """Finish the step's work, step the optimizer and publish the new version.
+    def _train(self, item: _Registered) -> Steps:
+        item.trained = True
+        self._train_order.append(item.group.index)
+        yield from self.updater.train(item.work, item.loss)
+
+    def finish_gradients(self, order: Sequence[int] = ()) -> None:
+        """Do what the window has not done of this step's work: all gradients are summed on this rank then.
+
+        Args:
+            order: group indices in the order in which another run added them (`train_order`), to repeat its bits; the
+                groups that the window has not begun are added in index order otherwise.
+        """
+        with tracing.span("score"):
+            self.ledger.enter("score")
+            self.window.finish(drop_unstarted=True)
+            for item in self._registered:
+                for unit in item.work.units if item.loss.needs_reference and not item.trained else ():
+                    if not unit.scored:
+                        self.window.run(Job("reference_score", self.updater.score_reference(item.work, unit)))
+        with tracing.span("train"):
+            self.ledger.enter("train")
+            place = {index: i for i, index in enumerate(order)}
+            for item in sorted(self._registered, key=lambda item: (place.get(item.group.index, 0), item.group.index)):
+                if not item.trained:
+                    self.window.run(Job("train", self._train(item)))
+        self.updater.release()  # what was encoded for rollouts that did not become part of a group
+        self._registered.clear()
+        self._batch_ended = True
+        self.ledger.check_integrity(empty=("boundaries", "logits"))
+
+    def update(self, lr: float, order: Sequence[int] = ()) -> None:
+        """Finish the step's gradients, step the optimizer and publish the new version.
 
         Gradients are summed over rows, groups and ranks and divided once by the sum of the groups' denominators.
+
+        Args:
+            order: as in `finish_gradients`.
 
         Raises:
             ValueError: no rank registered a group.
             NonFiniteGradient: nothing was changed.
             StorageMoved: the rollout engine no longer reads the trainer's memory.
         """
-        with self._timers.span("score"):
-            self.ledger.enter("score")
-            self.window.finish(drop_unstarted=True)
-            for item in self._registered:
-                for unit in item.work.units if item.loss.needs_reference and not item.trained else ():
-                    if not unit.scored:
-                        self.window.run(self.updater.score_reference(item.work, unit))
-        with self._timers.span("train"):
-            self.ledger.enter("train")
-            for item in sorted(self._registered, key=lambda item: item.group.index):
-                if not item.trained:
-                    self.window.run(self._train(item))
-        self.updater.release()  # what was encoded for rollouts that did not become part of a group
+        self.finish_gradients(order)
         self.ledger.enter("update")
-        self._step(lr)
-        self._registered.clear()
-        self._batch_ended = True
-        self.ledger.check_integrity(empty=("boundaries", "logits"))
-        self.ledger.enter("rollout")
-
-    def _step(self, lr: float) -> None:
         sums = self.all_reduce(dict(self.updater.sums))
         denominator = sums.get("denominator", 0.0)
         if not denominator:
             raise ValueError("update() without a group: call train_on first")
-        with self._timers.span("optimizer"):
+        with tracing.span("optimizer"):
             self._gathered.close()
             grad_norm = self.trainer.step(lr, denominator)
             self._gathered.enter_context(self.trainer.gathered())
-        with self._timers.span("publish"):
+        with tracing.span("publish"):
             self._publish()
         self.updater.sums.clear()
+        self.train_order, self._train_order = tuple(self._train_order), []
         self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
+        self.ledger.enter("rollout")
 
     def _publish(self) -> None:
         """Make the present weights a new version: encodings and caches of the old one are refused or dropped."""
@@ -323,7 +356,7 @@ class Rollplex:
         return stats | self._window_stats() | self._memory_stats()
 
     def _window_stats(self) -> dict[str, float]:
-        times = self._timers.reset()
+        times = TIMELINE.reset()
         window = self.window.reset()
         window.decode_s, window.together_s = times.get("decode", 0.0), times.pop("together", 0.0)
         efficiency = window.overlap_efficiency()

@@ -1,29 +1,81 @@
-"""Seconds by phase: where a step's time went. Knows nothing of what it times."""
+"""Where a step's time went: seconds by name, and a timeline that Perfetto opens.
+
+One timeline a process, as with logging: `tracing.span("decode")` from anywhere. Knows nothing of what it times.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class _Event:
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
 
 
 @dataclass
-class Timers:
-    """Wall time added up by name (s)."""
+class Timeline:
+    """Spans since the last reset. Events are kept only while `recording`."""
 
+    recording: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    _events: list[_Event] = field(default_factory=list)
+    _opened: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to `name`."""
+    def span(self, name: str, lane: str | None = None) -> Iterator[None]:
+        """Add the block's wall time to `name`, and draw it in `lane` (the name's own by default)."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.add(name, start, time.perf_counter(), lane)
+
+    def add(self, name: str, start_s: float, end_s: float, lane: str | None = None) -> None:
+        """A span that was timed elsewhere, by `time.perf_counter`."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + end_s - start_s
+        if self.recording:
+            self._events.append(_Event(lane or name, name, start_s, end_s))
+
+    def set_busy(self, name: str, busy: bool) -> None:
+        """Tell whether something is going on; its span lasts from the first True to the next False."""
+        if busy:
+            self._opened.setdefault(name, time.perf_counter())
+        elif name in self._opened:
+            self.add(name, self._opened.pop(name), time.perf_counter())
 
     def reset(self) -> dict[str, float]:
-        """Begin anew; returns what was added up."""
+        """Begin anew; returns the seconds by name."""
         last, self.seconds = self.seconds, {}
         return last
+
+    def write(self, path: Path) -> None:
+        """Write the events so far as a Chrome trace (one row a lane), and forget them."""
+        lanes = {lane: row for row, lane in enumerate(dict.fromkeys(event.lane for event in self._events))}
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane}}
+            for lane, row in lanes.items()
+        ]
+        spans = [
+            {
+                "ph": "X", "name": event.name, "cat": event.lane, "pid": 0, "tid": lanes[event.lane],
+                "ts": event.start_s * 1e6, "dur": (event.end_s - event.start_s) * 1e6,
+            }
+            for event in self._events
+        ]  # fmt: skip
+        path.write_text(json.dumps({"traceEvents": names + spans, "displayTimeUnit": "ms"}))
+        self._events.clear()
+
+
+TIMELINE = Timeline()
+"""This process's timeline."""
+
+span = TIMELINE.span

@@ -122,7 +122,10 @@ class Updater:
     def train(self, work: GroupWork, loss: GroupLoss) -> Steps:
         """Add the gradient of a group's loss, tree by tree."""
         for tree in work.trees():
-            yield from self._train_tree(work, tree, loss)
+            if loss.constant:
+                self._drop(self.actor, (row for unit in tree for row in unit.rows))
+            else:
+                yield from self._train_tree(work, tree, loss)
         self.sums["denominator"] += loss.denominator
 
     def _train_tree(self, work: GroupWork, tree: Sequence[Unit], loss: GroupLoss) -> Steps:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runtime import tracing
+
 JobKind = Literal["actor_prefix", "actor_response", "reference_prefix", "reference_score", "train"]
 
 
@@ -99,11 +101,12 @@ class Window:
     def _advance(self) -> None:
         job = self._queue[0]
         job.started = True
-        try:
-            next(job.steps)
-        except StopIteration:
-            self._queue.popleft()
-            self.stats.jobs += 1
+        with tracing.span(f"job_{job.kind}", lane=job.kind):
+            try:
+                next(job.steps)
+            except StopIteration:
+                self._queue.popleft()
+                self.stats.jobs += 1
 
     def finish(self, *, drop_unstarted: bool) -> None:
         """End the window: finish the job under way, and the queue behind it unless it is to be dropped.
@@ -117,11 +120,12 @@ class Window:
             self._advance()
         self.stats.spill_s += self.clock() - start
 
-    def run(self, steps: Generator[None, None, object]) -> None:
+    def run(self, job: Job) -> None:
         """Run work to its end, after the window."""
         start = self.clock()
-        for _ in steps:
-            pass
+        with tracing.span(f"job_{job.kind}", lane=job.kind):
+            for _ in job.steps:
+                pass
         self.stats.spill_s += self.clock() - start
 
     def reset(self) -> WindowStats:

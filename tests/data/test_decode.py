@@ -91,7 +91,7 @@ def test_an_edit_list_shows_only_its_part(tmp_path: Path) -> None:
     set_edit_list(path, start_s=0.5, duration_s=0.8)
     clip = decode(path, SPEC)
     assert clip.decoder == "pyav"
-    assert clip.duration_s == pytest.approx(0.8, abs=0.07)
+    assert clip.duration_s == pytest.approx(0.8, abs=0.05)
     assert np.abs(shown_times(clip.frames) - np.arange(0.5, 1.25, 0.1)).max() <= 0.06
     assert clip.times_s[0] == 0.0
 
@@ -101,7 +101,7 @@ def test_a_stream_that_starts_late_starts_at_0(tmp_path: Path, suffix: str) -> N
     path = make_video(tmp_path / f"a.{suffix}", [5 + time for time in steady(5)])
     clip = decode(path, SPEC)
     assert clip.times_s == pytest.approx(steady(5), abs=2e-3)
-    assert clip.duration_s == pytest.approx(0.4 + 1 / 30, abs=0.01)  # the last frame stays as long as its packet says
+    assert clip.duration_s == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,7 @@ def test_what_people_have_decodes_to_the_same_frames_whichever_decoder_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, codec: str, pix_fmt: str, width: int, height: int
 ) -> None:
     clock = Fraction(1, 10) if codec == "mpeg4" else Fraction(1, 100)
-    path = make_video(
-        tmp_path / name, steady(6), codec=codec, pix_fmt=pix_fmt, width=width, height=height, clock=clock
-    )
+    path = make_video(tmp_path / name, steady(6), codec=codec, pix_fmt=pix_fmt, width=width, height=height, clock=clock)
     clip = decode(path, SPEC)
     assert len(clip.frames) == 6
     assert min(clip.frames.shape[1:3]) >= 28
@@ -178,7 +176,6 @@ def test_a_long_thin_frame_is_shown(tmp_path: Path) -> None:
 def test_damaged_files_are_bad_with_a_reason(tmp_path: Path) -> None:
     """Development case D06."""
     whole = make_video(tmp_path / "whole.mp4", steady(30)).read_bytes()
-    fronted = make_video(tmp_path / "front.mp4", steady(300), options={"movflags": "faststart", "crf": "1"})
     assert whole.index(b"mdat") < whole.index(b"moov")
     files: dict[str, tuple[bytes, str]] = {
         "cut.mp4": (whole[: len(whole) * 6 // 10], "cannot be read"),
@@ -194,7 +191,6 @@ def test_damaged_files_are_bad_with_a_reason(tmp_path: Path) -> None:
         decode(tmp_path / "nowhere.mp4", SPEC)
     with pytest.raises(BadMedia, match="cannot be read"):
         decode(tmp_path, SPEC)
-    assert fronted.is_file()
 
 
 def test_a_file_whose_end_is_missing_is_bad_and_says_how_much(tmp_path: Path) -> None:
