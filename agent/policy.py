@@ -55,15 +55,33 @@ class VLMPolicy:
         )
         self._user_text("")  # a template that cannot be filled in is found here, not in the first episode
 
-    def render(self, histories: Sequence[Sequence[Observation]]) -> list[Prompt]:
+    def render(
+        self,
+        histories: Sequence[Sequence[Observation]],
+        earlier: Sequence[tuple[Prompt, Sequence[int]] | None] | None = None,
+    ) -> list[Prompt]:
         """Prompts for many agents at once: one history each, oldest observation first, the newest one unanswered.
 
-        The last `context_clips` observations are shown, with the actions answered between them.
+        With `agent.context: window` the last `context_clips` observations are shown, with the actions answered between
+        them. With `history` the newest observation continues the prompt before it and the tokens that answered it.
+
+        Args:
+            earlier: each agent's last prompt and response; None where it has none yet.
 
         Raises:
             ObservationError: a clip is not `uint8[T, H, W, 3]`, or a text holds a special token.
         """
-        return self._renderer.render([self._conversation(history) for history in histories])
+        if self._config.context == "window" or earlier is None:
+            return self._renderer.render([self._conversation(history) for history in histories])
+        prompts: dict[int, Prompt] = {}
+        begun = [(index, last) for index, last in enumerate(earlier) if last is not None]
+        news = [Conversation([self._user_turn(histories[i][-1])], [histories[i][-1].clip]) for i, _ in begun]
+        extended = self._renderer.extend([last for _, last in begun], news)
+        prompts |= dict(zip([index for index, _ in begun], extended, strict=True))
+        new = [index for index, last in enumerate(earlier) if last is None]
+        rendered = self._renderer.render([self._conversation(histories[index]) for index in new])
+        prompts |= dict(zip(new, rendered, strict=True))
+        return [prompts[index] for index in range(len(histories))]
 
     def parse(self, token_ids: Sequence[int]) -> ParsedAction:
         """Read a response; one that is not exactly 1 to `max_actions` action names and end of turn is invalid."""
@@ -86,9 +104,12 @@ class VLMPolicy:
         for turn, observation in enumerate(shown):
             if turn > 0:
                 messages.append({"role": "assistant", "content": " ".join(observation.actions)})
-            text = {"type": "text", "text": self._user_text(observation.instruction)}
-            messages.append({"role": "user", "content": [{"type": "video"}, text]})
+            messages.append(self._user_turn(observation))
         return Conversation(messages, [observation.clip for observation in shown])
+
+    def _user_turn(self, observation: Observation) -> dict[str, Any]:
+        text = {"type": "text", "text": self._user_text(observation.instruction)}
+        return {"role": "user", "content": [{"type": "video"}, text]}
 
     def _user_text(self, instruction: str) -> str:
         template = self._config.instruction_template

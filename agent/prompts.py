@@ -98,6 +98,33 @@ class PromptRenderer:
             prompts.append(self._assemble(self._template(conversation.messages), clips))
         return prompts
 
+    def extend(
+        self, earlier: Sequence[tuple[Prompt, Sequence[int]]], conversations: Sequence[Conversation]
+    ) -> list[Prompt]:
+        """Continue prompts by their responses, token by token, and by what came after them.
+
+        Args:
+            earlier: each prompt, and the tokens that answered it (end-of-turn or cut before it).
+            conversations: the user's turn that follows each response.
+
+        Raises:
+            ObservationError: as in `render`.
+        """
+        videos = iter(self._process([clip for conversation in conversations for clip in conversation.clips]))
+        prompts = []
+        for (prompt, response), conversation in zip(earlier, conversations, strict=True):
+            clips = [next(videos) for _ in conversation.clips]
+            text = self._continuation(conversation.messages)
+            ended = bool(response) and self.tokenizer.convert_ids_to_tokens(response[-1]) == self.family.end_of_turn
+            prompts.append(self._assemble(text if ended else self.family.end_of_turn + text, clips, prompt, response))
+        return prompts
+
+    def _continuation(self, messages: Sequence[dict[str, Any]]) -> str:
+        """What the chat template writes after an assistant's end-of-turn when these messages follow."""
+        answer = "the answer before"
+        whole = self._template([{"role": "user", "content": ""}, {"role": "assistant", "content": answer}, *messages])
+        return whole.partition(answer)[2].partition(self.family.end_of_turn)[2]
+
     def _template(self, messages: Sequence[dict[str, Any]]) -> str:
         for message in messages:
             parts = message["content"]
@@ -146,9 +173,12 @@ class PromptRenderer:
         time, height, width = batch["video_grid_thw"][0].tolist()
         return batch["pixel_values_videos"].view(len(clips), time * height * width, -1), (time, height, width)
 
-    def _assemble(self, text: str, videos: Sequence[_Video]) -> Prompt:
-        ids: list[int] = []
-        media: list[Media] = []
+    def _assemble(
+        self, text: str, videos: Sequence[_Video], earlier: Prompt | None = None, response: Sequence[int] = ()
+    ) -> Prompt:
+        """Tokens, media and positions of a text, after an earlier prompt and its response where there are such."""
+        ids: list[int] = [*earlier.token_ids, *response] if earlier else []
+        media: list[Media] = list(earlier.media) if earlier else []
         remaining = iter(videos)
         for token in self._tokenize(text):
             if token != self._video_token:
@@ -172,7 +202,7 @@ class PromptRenderer:
             )
             ids.extend(expanded)
         assert next(remaining, None) is None, "the chat template dropped a video"
-        grids = [grid for video in videos for grid in self.family.position_grids(video.grid_thw)]
+        grids = [grid for item in media for grid in self.family.position_grids(item.grid_thw)]
         positions = mrope_positions(
             ids,
             self._image_token,

@@ -11,6 +11,7 @@ import bisect
 import hashlib
 import logging
 import math
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,14 +141,17 @@ def probe(path: Path) -> VideoIndex:
     import av
 
     try:
-        if path.stat().st_size == 0:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise BadMedia("is no file but a folder or a device")
+        if facts.st_size == 0:
             raise BadMedia("the file is empty (0 bytes)")
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise BadMedia("the file has no video stream")
             stream = container.streams.video[0]
             _check_size(stream.codec_context.height, stream.codec_context.width)
-            _check_complete(stream, path.stat().st_size)
+            _check_complete(stream, facts.st_size)
             packets = [packet for packet in container.demux(stream) if packet.size]
             return _index(stream, packets, _first_frame(path))
     except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:

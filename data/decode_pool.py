@@ -25,6 +25,8 @@ from data.frame_cache import FrameCache, make_spool
 
 logger = logging.getLogger(__name__)
 
+WORKER = "data.decode_worker:make_handler"
+"""What a worker process runs."""
 START_TIMEOUT_S = 120.0
 """A worker that has not imported its libraries by then is given up (s)."""
 
@@ -144,7 +146,7 @@ class DecodePool:
         return clip
 
     def _start(self) -> _Worker:
-        worker = _Worker(Child("data.decode_worker:make_handler", self._setup), time.monotonic())
+        worker = _Worker(Child(WORKER, self._setup), time.monotonic())
         worker.child.ask(None)
         return worker
 

@@ -80,7 +80,9 @@ def _parquet(path: Path) -> Iterator[Record]:
             for record in batch.to_struct_array().to_pylist():
                 yield f"row {number}", record
                 number += 1
-    except Exception as error:  # the library has no exception of its own for a damaged file
+    except BaseException as error:  # a damaged file makes the library's Rust panic, which is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise
         raise SetError(f"{path}: cannot be read as Parquet ({error}). Fetch it again.") from error
 
 

@@ -24,6 +24,7 @@ OWN_FIELDS = ("id", "video", "question", "answer", "options", "kind")
 _HEAD = re.compile(r"(?:\s*<video>)*\s*")
 _ALONE = re.compile(r"^[ \t]*((?:<video>[ \t]*)+)$\n?", re.MULTILINE)
 _SPECIAL = re.compile(r"<\|\w+\|>")
+_BARE_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _ESCAPE_MARK = "\x00"
 
 
@@ -171,7 +172,7 @@ def _answer(value: Any) -> str:
 def _kind(value: Any, answer: str, options: Sequence[str]) -> Kind:
     kinds: tuple[Kind, ...] = get_args(Kind)
     if value is None or value == "":
-        return "choice" if options else "numeric" if parse_number(answer) is not None else "exact"
+        return "choice" if options else "numeric" if _BARE_NUMBER.fullmatch(answer) else "exact"
     for kind in kinds:
         if value == kind:
             return kind

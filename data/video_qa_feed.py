@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from configs.errors import UserError
 from data.decode import BadMedia, DecodedClip
-from data.decode_pool import DecodePool
 from data.task_sampler import stable_seed
 from data.video_qa import VideoQARow
 
@@ -37,6 +36,19 @@ class Sample:
     row: VideoQARow
     clips: tuple[DecodedClip, ...]
     """One for each of `row.videos`."""
+
+
+@runtime_checkable
+class ClipPool(Protocol):
+    """What the feed needs of `data.decode_pool.DecodePool`."""
+
+    wait_s: float
+    num_cached: int
+    num_decoded: int
+
+    def submit(self, path: Path, max_tokens: int = 0) -> int: ...
+
+    def result(self, ticket: int) -> DecodedClip: ...
 
 
 class TooManyBadMedia(UserError):
@@ -61,7 +73,7 @@ class VideoQAFeed:
     def __init__(
         self,
         rows: Sequence[VideoQARow],
-        pool: DecodePool,
+        pool: ClipPool,
         *,
         seed: int,
         prefetch: int,

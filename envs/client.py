@@ -46,6 +46,8 @@ class Task:
     """None: its start."""
     what: str
     limit_s: float
+    owner: Any = None
+    """Whatever the sender wants to find again with the answer."""
     sent_at: float = field(default_factory=time.monotonic)
 
 

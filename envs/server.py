@@ -10,7 +10,7 @@ Messages are msgpack lists over a stream, in the order of the commands:
 
     client -> server   ["init", {version, env, options, slots, paths}]
                        ["reset", slot, seed, split, expert]   ["step", slot, actions, expert]
-    server -> client   ["ready", {version, shape, dtype, actions, episodes}]
+    server -> client   ["ready", {version, shape, dtype, actions, episodes, expert}]
                        ["done", slot, outcome]   ["error", slot or None, kind, text]
 
 `expert` is the length of the expert's chunk to be sent along (0: none). A clip goes into a ring of clips in the mapped
@@ -112,13 +112,14 @@ class Host:
     def header(self) -> dict[str, Any]:
         """What the client has to know before the first command."""
         first = next(iter(self.envs.values()))
-        episodes = getattr(first, "episodes", None)
+        episodes = getattr(first, "episodes", lambda split: [])
         return {
             "version": VERSION,
             "shape": list(self.shape),
             "dtype": "uint8",
             "actions": list(first.action_names),
-            "episodes": {} if episodes is None else {split: list(episodes(split)) for split in ("train", "heldout")},
+            "episodes": list(episodes("heldout")),
+            "expert": bool(getattr(first, "has_expert", False)),
         }
 
     def run(self, command: str, slot: int, *arguments: Any) -> dict[str, Any]:

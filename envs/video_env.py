@@ -11,19 +11,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
-from jaxtyping import UInt8
+
+from envs.server import INFO_KEYS
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+    from jaxtyping import UInt8
+
+    _Base: Any = gymnasium.Env
+except ImportError:  # in an interpreter of the simulator's own (`env.python`), which needs numpy and msgpack alone
+
+    class _Base:  # type: ignore[no-redef]
+        """What is used of gymnasium.Env."""
+
+        np_random: np.random.Generator
+
+        def reset(self, *, seed: int | None = None) -> None:
+            if seed is not None or not hasattr(self, "np_random"):
+                self.np_random = np.random.default_rng(seed)
+
+        def close(self) -> None:
+            pass
+
+
+__all__ = ["INFO_KEYS", "FrameBuffer", "Observation", "Split", "StepResult", "VideoEnv"]
 
 Split = Literal["train", "heldout"]
 """Which side of a world's layouts an episode is drawn from; the two sides share none."""
 
 Observation = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]
-
-INFO_KEYS = ("success", "path_length_m", "geodesic_m", "distance_m", "task")
-"""What every info holds: reached the goal, metres walked, shortest path from the start, metres left, task's name."""
 
 _CHARSET = string.ascii_letters + string.digits + string.punctuation + " \n"
 _MAX_INSTRUCTION = 512
@@ -68,7 +87,7 @@ class FrameBuffer(Generic[Moment]):
         return [self._moments[-(-(i + 1) * count // self.num_frames) - 1] for i in range(self.num_frames)]
 
 
-class VideoEnv(gymnasium.Env[Observation, np.int64], ABC, Generic[Moment]):
+class VideoEnv(_Base, ABC, Generic[Moment]):
     """Base of all environments: `reset` and `step` of gymnasium, and `step_chunk` for one decision of several actions.
 
     A simulator fills in five methods: `_begin`, `_advance`, `_info`, `expert_actions`, `geodesic_distance`; and
@@ -76,16 +95,22 @@ class VideoEnv(gymnasium.Env[Observation, np.int64], ABC, Generic[Moment]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    one_per_process: ClassVar[bool] = False
+    """The simulator allows no second one in its process."""
+    has_expert: ClassVar[bool] = True
+    """`expert_actions` knows what to do."""
 
     def __init__(self, action_names: Sequence[str], clip_shape: tuple[int, int, int]) -> None:
         """Args: names of the primitive actions, in the order of their numbers; (frames, height, width) of a clip."""
         self.action_names = tuple(action_names)
+        self.clip_shape = (*clip_shape, 3)
         self.frames: FrameBuffer[Moment] = FrameBuffer(clip_shape[0])
-        self.action_space = spaces.Discrete(len(self.action_names))
-        self.observation_space = spaces.Dict(
-            clip=spaces.Box(0, 255, (*clip_shape, 3), np.uint8),
-            instruction=spaces.Text(_MAX_INSTRUCTION, charset=_CHARSET),
-        )
+        if _Base.__module__ != __name__:
+            self.action_space = spaces.Discrete(len(self.action_names))
+            self.observation_space = spaces.Dict(
+                clip=spaces.Box(0, 255, self.clip_shape, np.uint8),
+                instruction=spaces.Text(_MAX_INSTRUCTION, charset=_CHARSET),
+            )
         self._instruction = ""
         self._over = True
 
@@ -120,6 +145,13 @@ class VideoEnv(gymnasium.Env[Observation, np.int64], ABC, Generic[Moment]):
     def _render(self, moments: Sequence[Moment]) -> UInt8[np.ndarray, "time height width 3"]:
         """Frames of the chosen moments. Here moments are frames already."""
         return np.stack([np.asarray(moment) for moment in moments])
+
+    def episodes(self, split: Split) -> list[tuple[str, str]]:
+        """Scene and id of each episode, where the world has a list of them; then a seed is a place in it.
+
+        Empty: the seed generates the episode.
+        """
+        return []
 
     # What users call.
 

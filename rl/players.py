@@ -29,6 +29,8 @@ class Request:
     key: TurnKey
     history: tuple[Observation, ...]
     """Observations of the episode so far, the newest last."""
+    earlier: tuple[Prompt, tuple[int, ...]] | None
+    """The episode's last prompt and the tokens that answered it; None at its first turn."""
     expert: tuple[str, ...]
     """Actions that the environment's expert would carry out now; empty where it has none."""
 
@@ -59,6 +61,10 @@ class Player(Protocol):
     def end(self, group: int, rollout: int) -> None: ...
 
 
+def _render(policy: Policy, requests: Sequence[Request]) -> list[Prompt]:
+    return policy.render([request.history for request in requests], [request.earlier for request in requests])
+
+
 class ModelPlayer:
     """The policy, decoded by the runtime."""
 
@@ -73,7 +79,7 @@ class ModelPlayer:
 
     def ask(self, requests: Sequence[Request]) -> None:
         """Render the histories and submit them for decoding."""
-        prompts = self._policy.render([request.history for request in requests])
+        prompts = _render(self._policy, requests)
         for request, prompt in zip(requests, prompts, strict=True):
             self._prompts[request.key] = prompt
             self._decoder.submit(request.key, prompt, self._sampling(request.key), train=self._train)
@@ -114,7 +120,7 @@ class ScriptedPlayer:
         """Decide all of them now."""
         prompts = [NO_PROMPT] * len(requests)
         if self._policy is not None:
-            prompts = self._policy.render([request.history for request in requests])
+            prompts = _render(self._policy, requests)
         for request, prompt in zip(requests, prompts, strict=True):
             label, carried_out = self._choose(request)
             self._decisions.append(Decision(request.key, prompt, self._response(label), carried_out))

@@ -156,7 +156,8 @@ class EpisodeLoop:
         if result.truncated or len(live.turns) >= self._config.env.max_turns:
             self._end(live, success=False, truncated=True)
             return None
-        return Request(TurnKey(*live.place, len(live.turns)), tuple(live.history), tuple(result.expert or ()))
+        earlier = (live.turns[-1].prompt, live.turns[-1].response.token_ids) if live.turns else None
+        return Request(TurnKey(*live.place, len(live.turns)), tuple(live.history), earlier, tuple(result.expert or ()))
 
     def _act(self, decision: Decision) -> None:
         """Record one decision and carry it out."""

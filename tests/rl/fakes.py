@@ -114,7 +114,11 @@ class FakePolicy:
     def __init__(self) -> None:
         self.histories: list[Sequence[Observation]] = []
 
-    def render(self, histories: Sequence[Sequence[Observation]]) -> list[Prompt]:
+    def render(
+        self,
+        histories: Sequence[Sequence[Observation]],
+        earlier: Sequence[tuple[Prompt, Sequence[int]] | None] | None = None,
+    ) -> list[Prompt]:
         self.histories += histories
         return [_prompt(int(history[-1].clip[-1, 0, 0, 0])) for history in histories]
 
