@@ -166,6 +166,8 @@ class RuntimeConfig:
     """Quanta of window work (one layer each) handed out between two decode steps (count)."""
     boundary_budget_bytes: Bytes = 4 << 30
     """Memory for kept encodings; past it they are recomputed (bytes)."""
+    vision_cache_bytes: Bytes = 256 << 20
+    """Memory for vision features of a frozen tower, each clip's computed once (bytes)."""
     trace: bool = False
     """Write the last step's timeline to `trace.json` in the run folder; Perfetto opens it."""
     hbm_bytes: Bytes = 0

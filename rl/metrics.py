@@ -18,12 +18,13 @@ from rl.advantage import is_zero_variance
 logger = logging.getLogger(__name__)
 
 
-def rollout_sums(groups: Sequence[Group]) -> dict[str, float]:
-    """Sums over this rank's groups, ready to be added over ranks."""
+def rollout_sums(groups: Sequence[Group], num_lost: int = 0) -> dict[str, float]:
+    """Sums over this rank's groups, and the episodes lost beside them (count), ready to be added over ranks."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     return {
         "groups": float(len(groups)),
+        "lost": float(num_lost),
         "rollouts": float(len(rollouts)),
         "turns": float(len(turns)),
         "reward": math.fsum(rollout.reward for rollout in rollouts),
@@ -51,6 +52,7 @@ def rollout_metrics(sums: dict[str, float]) -> dict[str, float]:
         "rollout/turns_mean": sums["turns"] / rollouts,
         "rollout/response_tokens": sums["response_tokens"],
         "rollout/groups": sums["groups"],
+        "rollout/lost": sums["lost"],
         "rollout/zero_variance_groups": sums["zero_variance_groups"],
     }
 

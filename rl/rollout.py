@@ -37,6 +37,13 @@ class Job(NamedTuple):
     episode: Episode
 
 
+class Lost(NamedTuple):
+    """An episode that its simulator could not finish: nothing is known of how it would have ended."""
+
+    job: Job
+    reason: str
+
+
 Watcher = Callable[[Job, EnvResult, tuple[str, ...]], None]
 """Sees every result of an episode, with the actions that led to it (none at the start)."""
 
@@ -79,6 +86,8 @@ class EpisodeLoop:
         should_stop: Callable[[], bool] = lambda: False,
         watch: Watcher | None = None,
     ) -> None:
+        self.lost: list[Lost] = []
+        """Episodes that ended without a record."""
         self._pool = pool
         self._player = player
         self._config = config
@@ -93,6 +102,8 @@ class EpisodeLoop:
 
     def play(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Rollout]]:
         """Yield each record as its episode ends, while others go on; stops early when asked to.
+
+        A lost episode yields nothing and is noted in `lost`.
 
         Raises:
             UserError: two rollouts of a group started from different states.
@@ -141,6 +152,10 @@ class EpisodeLoop:
         """Take in one result: the next turn's request, or None where the episode ended."""
         self._stepping.remove(result.slot)
         live = self._by_slot[result.slot]
+        if result.lost:
+            self.lost.append(Lost(live.job, result.lost))
+            self._leave(live)
+            return None
         if self._watch:
             self._watch(live.job, result, live.actions)
         if live.turns:
@@ -175,6 +190,10 @@ class EpisodeLoop:
         info = live.info | {"env_steps": live.env_steps}
         record = Rollout(live.job.episode.id, tuple(live.turns), reward, success, truncated, info)
         self._ended.append((live.job, record))
+        self._leave(live)
+
+    def _leave(self, live: _Live) -> None:
+        """Give the slot to others."""
         self._player.end(*live.place)
         del self._by_slot[live.slot], self._by_place[live.place]
         self._free.append(live.slot)
@@ -199,12 +218,16 @@ def collect_groups(
     step: int,
     *,
     should_stop: Callable[[], bool] = lambda: False,
+    lost: list[Lost] | None = None,
 ) -> Iterator[Group]:
     """Roll out `rl.group_size` episodes of each task; yield each group once complete, while others are decoded.
+
+    A group with a lost episode is left out whole: rewards are compared among `group_size` rollouts or not at all.
 
     Args:
         tasks: position in the step's batch, over all ranks, and the task.
         step: with the run's seed it seeds every response where `rollout.deterministic`.
+        lost: takes the episodes that were lost.
     """
     size = config.rl.group_size
     jobs = [Job(index, rollout, training_episode(task)) for index, task in tasks for rollout in range(size)]
@@ -216,6 +239,8 @@ def collect_groups(
         members[job.rollout] = rollout
         if len(members) == size:
             yield Group(job.group, tuple(members[place] for place in range(size)))
+    if lost is not None:
+        lost += loop.lost
 
 
 def collect_expert(
@@ -226,17 +251,21 @@ def collect_expert(
     step: int,
     *,
     should_stop: Callable[[], bool] = lambda: False,
+    lost: list[Lost] | None = None,
 ) -> list[Group]:
-    """The expert's episodes of some tasks as one group to imitate; no group where there is none.
+    """The expert's episodes of some tasks as one group to imitate, lost ones left out; no group where there is none.
 
     Args:
         pool: built with its expert.
         step: with the run's seed it decides where `imitation.noise` acts.
+        lost: takes the episodes that were lost.
     """
     choose = expert_choice(pool.action_names, noise=config.imitation.noise, seed=stable_seed(config.seed, step))
     loop = EpisodeLoop(pool, ScriptedPlayer(choose, policy), config, should_stop=should_stop)
     jobs = [Job(index, 0, training_episode(task)) for index, task in tasks]
     rollouts = {job.group: rollout for job, rollout in loop.play(jobs)}
+    if lost is not None:
+        lost += loop.lost
     kept = tuple(rollouts[index] for index in sorted(rollouts) if rollouts[index].turns)
     return [Group(tasks[0][0], kept)] if kept else []
 
@@ -249,11 +278,15 @@ def run_episodes(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     watch: Watcher | None = None,
+    lost: list[Lost] | None = None,
 ) -> dict[int, Rollout]:
-    """Play each episode once; from position in the manifest to its record."""
+    """Play each episode once; from position in the manifest to its record. `lost` takes those that have none."""
     jobs = [Job(index, 0, episode) for index, episode in tasks]
     loop = EpisodeLoop(pool, player, config, should_stop=should_stop, watch=watch)
-    return {job.group: rollout for job, rollout in loop.play(jobs)}
+    records = {job.group: rollout for job, rollout in loop.play(jobs)}
+    if lost is not None:
+        lost += loop.lost
+    return records
 
 
 def training_episode(task: Task) -> Episode:

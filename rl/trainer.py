@@ -19,19 +19,20 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agent.models import resolve_model
 from agent.policy import VLMPolicy
-from configs.errors import RunInterrupted
+from configs.errors import RunInterrupted, UserError
 from configs.load import save_config
 from configs.schema import RunConfig
 from data.task_sampler import Task, TaskSampler, stable_seed
 from data.types import Group
 from envs.pool import EnvPool
 from rl.checkpoint import Progress, load_checkpoint, prepare_run_folder, rng_state, save_checkpoint
-from rl.evaluate import Evaluation, eval_sampling, evaluate
+from rl.evaluate import eval_sampling, evaluate
 from rl.interfaces import Policy, Pool, Runtime
 from rl.losses import imitation_loss, policy_loss
 from rl.metrics import MetricsLog, add_stats, per_token, rollout_metrics, rollout_sums, warn_if_cut, write_json
 from rl.players import ModelPlayer
-from rl.rollout import collect_expert, collect_groups
+from rl.rollout import Lost, collect_expert, collect_groups
+from rl.scores import Evaluation
 from rl.signals import StopSignals
 from runtime.rollplex import Rollplex
 
@@ -110,14 +111,16 @@ class Trainer:
             while self.imitation_left:
                 begin = self._moment()
                 tasks = self._share(self.expert_tasks.next(config.imitation.episodes_per_step))
+                lost: list[Lost] = []
                 groups = collect_expert(
-                    tasks, pool, self.policy, config, progress.step, should_stop=self.stop.requested
+                    tasks, pool, self.policy, config, progress.step, should_stop=self.stop.requested, lost=lost
                 )
                 for group in groups:
                     runtime.train_on(group, imitation_loss(group))
                 self._leave_if_asked(begin)
+                self._require_any(groups, lost)
                 runtime.update(config.imitation.lr)
-                self._finish_step(groups, runtime.stats(), bar)
+                self._finish_step(groups, lost, runtime.stats(), bar)
 
     def reinforce(self, pool: Pool) -> None:
         """Alternate rollouts and updates until `steps` are done, and evaluate on the way."""
@@ -129,13 +132,14 @@ class Trainer:
             while progress.step < config.steps:
                 begin = self._moment()
                 tasks = self._share(self.tasks.next(config.rl.groups_per_step))
-                groups = []
+                groups, lost = [], list[Lost]()
                 for group in collect_groups(
-                    tasks, pool, self.policy, runtime, config, progress.step, should_stop=self.stop.requested
+                    tasks, pool, self.policy, runtime, config, progress.step, should_stop=self.stop.requested, lost=lost
                 ):
                     self._train_on(group)  # a finished group, others still decode
                     groups.append(group)
                 self._leave_if_asked(begin)
+                self._require_any(groups, lost)
                 runtime.update(self._learning_rate())  # optimizer step, new policy_version, old encodings dropped
                 stats = runtime.stats()
                 for _ in range(config.rl.epochs - 1):
@@ -143,7 +147,7 @@ class Trainer:
                         self._train_on(group)
                     runtime.update(self._learning_rate())
                     stats = add_stats(stats, runtime.stats())
-                self._finish_step(groups, stats, bar)
+                self._finish_step(groups, lost, stats, bar)
                 self._evaluate_if_due(pool)
 
     def summarize(self) -> dict[str, Any]:
@@ -196,12 +200,23 @@ class Trainer:
         warmup = self.config.train.warmup_steps
         return self.config.train.lr * min(1.0, (self.progress.step + 1) / max(warmup, 1))
 
-    def _finish_step(self, groups: Sequence[Group], stats: dict[str, float], bar: tqdm[Any]) -> None:
+    def _require_any(self, groups: Sequence[Group], lost: Sequence[Lost]) -> None:
+        """Stop where the simulators leave no rank anything to learn from: that is no bad luck any more."""
+        if not self.runtime.all_reduce({"groups": float(len(groups))})["groups"]:
+            reason = f" The first of this rank: {lost[0].reason}" if lost else ""
+            raise UserError(
+                f"{self.progress.phase} step {self.progress.step}: no group is whole, {len(lost)} episodes were lost to "
+                f"faults of the environment.{reason}"
+            )
+
+    def _finish_step(
+        self, groups: Sequence[Group], lost: Sequence[Lost], stats: dict[str, float], bar: tqdm[Any]
+    ) -> None:
         """Count the step, write its numbers, save if it is time."""
         progress = self.progress
         progress.step += 1
         self._note_progress()
-        sums = self.runtime.all_reduce(rollout_sums(groups))
+        sums = self.runtime.all_reduce(rollout_sums(groups, len(lost)))
         metrics = rollout_metrics(sums) | per_token(stats)
         if progress.phase == "rl":
             kept = {key: stats[key] for key in stats if key.startswith(("tokens/", "window/"))}

@@ -159,6 +159,12 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
         Buffer("gradients", 4 * shape.trainable, everywhere, "train.vision_tower=frozen"),
         Buffer("optimizer", 12 * shape.trainable // shards, everywhere, "runtime.zero_stage=2 on more ranks"),
         Buffer("boundaries", min(config.runtime.boundary_budget_bytes, wanted), held, "runtime.boundary_budget_bytes"),
+        Buffer(
+            "vision_features",
+            0 if config.train.vision_tower == "trained" else config.runtime.vision_cache_bytes,
+            everywhere,
+            "runtime.vision_cache_bytes",
+        ),
         Buffer("activations", shape.graph_bytes(2 * row), work, "runtime.microbatch_tokens"),
         Buffer("logits", LOGITS_COPIES * 4 * row * shape.vocabulary, work, "runtime.microbatch_tokens"),
     )

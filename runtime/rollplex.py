@@ -25,6 +25,7 @@ from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
 from runtime.prefix_tree import StaleEncoding
 from runtime.tracing import TIMELINE
 from runtime.update import Steps, Updater
+from runtime.vision import VisionCache
 from runtime.vllm_engine import RolloutEngine
 from runtime.vlm import SplitVLM, load_vlm
 from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window
@@ -76,8 +77,11 @@ class Rollplex:
         model = load_vlm(model_dir, getattr(torch, config.model.dtype), train_tower=train_tower)
         self.trainer = Trainer(model, config.train, config.runtime)
         self._gathered.enter_context(self.trainer.gathered())
-        self.actor = SplitVLM(model, vocabulary, config.rollout.temperature)
         self.ledger = Ledger()
+        self.vision: VisionCache | None = None
+        if not train_tower:
+            self.vision = VisionCache(model.model.visual, config.runtime.vision_cache_bytes, self.ledger)
+        self.actor = SplitVLM(model, vocabulary, config.rollout.temperature, self.vision)
         self.updater = Updater(
             self.actor, self.trainer.gradients, self.shape, self.ledger, config.runtime.boundary_budget_bytes
         )
@@ -169,7 +173,8 @@ class Rollplex:
                 self._batch_ended = False
             work = self._groups.setdefault(key.group, GroupWork(self.config.rl.group_size, self.packing))
             assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
-        self.engine.submit(key, prompt, sampling)
+        features = [self.vision.features(item) for item in prompt.media] if self.vision is not None else None
+        self.engine.submit(key, prompt, sampling, features)
         if train:
             self._open.add(key)
             work.prompts[key.rollout].append(prompt)
@@ -181,7 +186,7 @@ class Rollplex:
         With nothing to decode it does window work alone, while simulators step.
         """
         if self._engine is None or not self._engine.has_unfinished():
-            self.window.pump()
+            self.window.pump(decoding=False)
             return []
         with tracing.span("together"):
             with tracing.span("decode"):
@@ -326,7 +331,7 @@ class Rollplex:
         frozen.requires_grad_(False)
         if self.updater.reference is None:
             self.ledger.lease("reference", sum(_bytes(parameter) for parameter in frozen.parameters()))
-        self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature)
+        self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature, self.vision)
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -402,6 +407,8 @@ class Rollplex:
         state = torch.load(folder / f"runtime_{self.rank}.pt")
         self._gathered.close()
         self.trainer.load(folder)
+        if self.vision is not None:
+            self.vision.clear()
         self._gathered.enter_context(self.trainer.gathered())
         if self.config.rl.kl_coef > 0:
             self.start_rl()

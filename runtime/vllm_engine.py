@@ -8,7 +8,7 @@ vLLM 0.32 on a CPU; what an update of vLLM may change is marked where it is used
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,13 @@ class RolloutEngine:
         processor = self.llm.llm_engine.input_processor.renderer.mm_processor
         return lambda inputs: processor._get_mm_fields_config(inputs, {})
 
-    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling) -> None:
+    def submit(
+        self, key: TurnKey, prompt: Prompt, sampling: Sampling, features: Sequence[torch.Tensor] | None = None
+    ) -> None:
         """Queue one response.
+
+        Args:
+            features: vision features of the prompt's media, in order; None lets the engine's own tower compute them.
 
         Raises:
             ValueError: prompt and response do not fit `runtime.max_model_len`.
@@ -144,9 +149,9 @@ class RolloutEngine:
             skip_reading_prefix_cache=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self.llm.llm_engine.add_request(_request_id(key), self._engine_input(prompt), parameters)
+        self.llm.llm_engine.add_request(_request_id(key), self._engine_input(prompt, features), parameters)
 
-    def _engine_input(self, prompt: Prompt) -> Any:
+    def _engine_input(self, prompt: Prompt, features: Sequence[torch.Tensor] | None) -> Any:
         """A rendered prompt as vLLM takes it after its own processor, which therefore never runs."""
         from transformers import BatchFeature
         from vllm.inputs.engine import mm_input, tokens_input
@@ -154,9 +159,13 @@ class RolloutEngine:
 
         if not prompt.media:
             return tokens_input(prompt_token_ids=list(prompt.token_ids))
+        if features is None:
+            pixels = {"pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media])}
+        else:
+            pixels = {"video_embeds": torch.cat(list(features))}
         inputs = BatchFeature(
             {
-                "pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media]),
+                **pixels,
                 "video_grid_thw": torch.tensor([item.grid_thw for item in prompt.media]),
                 "second_per_grid_ts": torch.tensor([item.seconds_per_grid for item in prompt.media]),
             }

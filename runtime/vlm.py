@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from data.types import Media, Vocabulary
+from runtime.vision import VisionCache
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one layer, each (1, kv_head, token, head_dim)."""
@@ -49,12 +50,16 @@ class SplitVLM:
         model: a Hugging Face `*ForConditionalGeneration` with `model.visual` and `model.language_model`.
         vocabulary: what may be sampled; the rest gets probability 0, as in the rollout engine.
         temperature: divides the logits, as in the rollout engine.
+        vision: features of a frozen tower; None runs the tower with each row, so that gradients reach it.
     """
 
-    def __init__(self, model: Any, vocabulary: Vocabulary, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: Any, vocabulary: Vocabulary, temperature: float = 1.0, vision: VisionCache | None = None
+    ) -> None:
         self.model = model
         self.version = 0
         self.temperature = temperature
+        self.vision = vision
         self.text: Any = self.model.model.language_model
         self.tower: Any = self.model.model.visual
         self.head: Any = self.model.lm_head
@@ -76,12 +81,18 @@ class SplitVLM:
         """Embed tokens, each video's placeholders (from its offset in the row) replaced by the tower's features."""
         hidden = self.text.embed_tokens(token_ids)
         if media:
-            pixels = torch.cat([item.pixel_values for item in media]).to(self.device, self.dtype)
-            grid = torch.tensor([item.grid_thw for item in media], device=self.device)
-            features = self.tower(pixels, grid_thw=grid).pooler_output
+            features = self._features(media)
             places = [torch.arange(start, start + item.num_tokens) for item, start in zip(media, offsets, strict=True)]
             hidden = hidden.index_copy(0, torch.cat(places).to(self.device), features.to(hidden.dtype))
         return hidden[None]
+
+    def _features(self, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:
+        if self.vision is not None:
+            return torch.cat([self.vision.features(item) for item in media])
+        pixels = torch.cat([item.pixel_values for item in media]).to(self.device, self.dtype)
+        grid = torch.tensor([item.grid_thw for item in media], device=self.device)
+        features: Tensor = self.tower(pixels, grid_thw=grid).pooler_output
+        return features
 
     def rotary(self, positions: Int[Tensor, "3 token"]) -> Rotary:
         """Rotary embedding of a row's positions."""

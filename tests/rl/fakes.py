@@ -43,6 +43,7 @@ class FakePool:
     """Simulators that answer late and out of order."""
 
     action_names = ACTIONS
+    heldout: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, num_envs: int, length: Callable[[Episode], int], *, timing: int = 0) -> None:
         self.num_envs = num_envs

@@ -12,18 +12,9 @@ import pytest
 from configs.errors import UserError
 from data.types import Sampling, TurnKey
 from envs.registration import Episode
-from rl.evaluate import (
-    Alone,
-    EpisodeResult,
-    Evaluation,
-    eval_sampling,
-    evaluate,
-    evaluate_command,
-    spl,
-    summarize,
-    wilson_interval,
-)
+from rl.evaluate import Alone, eval_sampling, evaluate, evaluate_command
 from rl.players import ModelPlayer, ScriptedPlayer, expert_choice
+from rl.scores import EpisodeResult, Evaluation, spl, summarize, wilson_interval
 from tests.rl.fakes import GO, STAY, FakePolicy, FakePool, FakeRuntime, fake_config
 
 HELD = [Episode(f"held-{index}", index, "heldout") for index in range(7)]

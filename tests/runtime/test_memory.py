@@ -27,6 +27,7 @@ def test_plan_counts_bytes_by_hand() -> None:
         "gradients": 4 * 800,
         "optimizer": 12 * 800,
         "boundaries": 777,
+        "vision_features": 256 << 20,
         # 32 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 14 hiddens, 4 intermediates and keys and values
         "activations": 32 * 2 * 2 * (4 + 8) + 32 * 2 * 2 * (14 * 8 + 4 * 16 + 4),
         "logits": 4 * 4 * 16 * 32,
@@ -74,7 +75,7 @@ def test_table_and_json_say_the_same() -> None:
     assert table[2].split() == ["kv_cache", "64.0", "MiB", "HBM", "HBM", "HBM", "HBM"]
     values = json.loads(result.to_json())
     assert values["buffers"]["kv_cache"]["bytes"] == 64 << 20
-    assert values["peak_bytes"]["update"] == (64 << 20) + 2000 + 4 * 800 + 12 * 800
+    assert values["peak_bytes"]["update"] == (64 << 20) + (256 << 20) + 2000 + 4 * 800 + 12 * 800
 
 
 def test_ledger_returns_what_it_takes_and_remembers_peaks() -> None:

@@ -31,12 +31,12 @@ from runtime.vllm_engine import StaleCache
 GROUPS, SIZE, TURNS = 2, 3, 2
 
 
-def run_config(schedule: str = "overlapped", **runtime: Any) -> RunConfig:
+def run_config(schedule: str = "overlapped", vision_tower: str = "trained", **runtime: Any) -> RunConfig:
     return RunConfig(
         model=ModelConfig(path="tiny:qwen2_5_vl"),
         rollout=RolloutConfig(max_tokens=6),
         rl=RLConfig(group_size=SIZE, groups_per_step=GROUPS, kl_coef=0.1),
-        train=TrainConfig(lr=1e-3, vision_tower="trained"),
+        train=TrainConfig(lr=1e-3, vision_tower=vision_tower),  # type: ignore[arg-type]
         runtime=RuntimeConfig(schedule=schedule, fallback=False, microbatch_tokens=64, max_model_len=128, **runtime),  # type: ignore[arg-type]
     )
 
@@ -185,7 +185,7 @@ class ReplayEngine:
         self.responses = responses
         self.left: dict[TurnKey, int] = {}
 
-    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling) -> None:
+    def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling, features: Any) -> None:
         self.left[key] = len(self.responses[key].token_ids)
 
     def has_unfinished(self) -> bool:
@@ -294,3 +294,15 @@ def test_saved_state_continues_to_the_bit(model_cache: Path, policy: VLMPolicy, 
 def test_a_plan_that_does_not_fit_stops_before_the_model_loads(model_cache: Path, policy: VLMPolicy) -> None:
     with pytest.raises(HBMExhausted, match=r"runtime\."):
         make_runtime(model_cache, policy, run_config(hbm_bytes=1 << 20))
+
+
+def test_a_frozen_tower_sees_each_clip_once(model_cache: Path, policy: VLMPolicy) -> None:
+    with make_runtime(model_cache, policy, run_config(vision_tower="frozen")) as runtime:
+        assert runtime.vision is not None
+        prompts = prompts_of(policy, seed=0)
+        stats = train(runtime, record(prompts, roll_out(runtime, prompts)))
+        # Rollout, reference and actor; a group's first prompt is one clip.
+        assert runtime.vision.computed == len({prompt.key for prompt in prompts.values()}) == GROUPS * (1 + SIZE)
+        assert stats["train/mismatch_logprob_max"] <= 1e-4
+        assert stats["train/kl_sum"] == 0.0
+        assert runtime.weights_shared_fraction == 1.0

@@ -97,7 +97,7 @@ def test_a_job_the_schedule_does_not_admit_is_our_bug() -> None:
 
 def test_overlap_efficiency_is_alone_over_together() -> None:
     # 3 s of decoding and 1 s of jobs, done in 2.5 s of wall time.
-    assert WindowStats(decode_s=3.0, hidden_s=1.0, together_s=2.5).overlap_efficiency() == 1.6
+    assert WindowStats(decode_s=3.0, hidden_s=9.0, beside_decode_s=1.0, together_s=2.5).overlap_efficiency() == 1.6
     assert WindowStats().overlap_efficiency() == 1.0
 
 
