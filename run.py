@@ -27,9 +27,14 @@ def train(config: RunConfig, args: argparse.Namespace) -> None:
 
 
 def evaluate(config: RunConfig, args: argparse.Namespace) -> None:
+    if args.compare:
+        from rl.scores import compare
+
+        print(json.dumps(compare(*map(Path, args.compare)), indent=2))
+        return
     from rl.evaluate import evaluate_command
 
-    print(json.dumps(evaluate_command(config, args.checkpoint, args.policy), indent=2))
+    print(json.dumps(evaluate_command(config, args.checkpoint, args.policy, args.videos), indent=2))
 
 
 def plan(config: RunConfig, args: argparse.Namespace) -> None:
@@ -65,12 +70,19 @@ def data_check(config: RunConfig, args: argparse.Namespace) -> None:
     require_allowed(report, config.data)
 
 
+def bench_schedules(config: RunConfig, args: argparse.Namespace) -> None:
+    from bench.schedules import compare, table
+
+    result = compare(config, args.repeats)
+    print(json.dumps(result) if args.json else table(result))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     set_up_logging()
     try:
-        config = load_config(args.config, args.overrides)
+        config = load_config(args.config, args.overrides) if args.config else RunConfig()
         set_defaults(config.model.path)  # before the command imports torch, vLLM and the rest
         args.command(config, args)
     except UserError as error:
@@ -93,9 +105,19 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher gives it; LOCAL_RANK counts
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_command(commands, train, "train", "warm start, reinforcement learning, evaluation before and after")
-    eval_parser = _add_command(commands, evaluate, "eval", "success, SPL and videos on held-out episodes")
-    eval_parser.add_argument("--checkpoint", metavar="DIR", help="weights to evaluate (default: those of model.path)")
+    purpose = "success, SPL and videos on held-out episodes"
+    eval_parser = _add_command(commands, evaluate, "eval", purpose, needs_config=False)
+    eval_parser.add_argument(
+        "--checkpoint", metavar="DIR", help="a checkpoint, run or Hugging Face folder to evaluate (default: model.path)"
+    )
     eval_parser.add_argument("--policy", choices=["model", "expert", "random"], default="model", help="who acts")
+    eval_parser.add_argument("--videos", type=int, metavar="N", help="write the first N episodes (default: all)")
+    eval_parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two results.json, or folders of one, and do nothing else",
+    )
     plan_parser = _add_command(commands, plan, "plan", "what every phase needs of the device's memory; needs no device")
     plan_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     bench_parser = commands.add_parser("bench", help="the speed of one part by itself")
@@ -107,11 +129,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     subjects = data_parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     check_parser = _add_command(subjects, data_check, "check", "every row that cannot be used, and why; loads no model")
     check_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    schedules_parser = _add_command(parts, bench_schedules, "schedules", "the four schedules on identical work")
+    schedules_parser.add_argument("--repeats", type=int, default=3, help="steps after a warm-up (default: %(default)s)")
+    schedules_parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args, extra = parser.parse_known_args(argv)
     # argparse gives up on positional arguments that come after an option
     if unknown := [word for word in extra if word.startswith("-")]:
         parser.error(f"unknown option {unknown[0]}; overrides have no dashes: section.field=value")
     args.overrides += extra
+    if args.config is None and args.overrides:  # and on an optional one at the first option
+        args.config = args.overrides.pop(0)
+    if args.config is None and not args.compare:
+        parser.error("eval needs a CONFIG, or --compare A B")
     return args
 
 
@@ -120,10 +149,12 @@ def _add_command(
     command: Callable[[RunConfig, argparse.Namespace], None],
     name: str,
     purpose: str,
+    *,
+    needs_config: bool = True,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=purpose, description=purpose)
     parser.set_defaults(command=command)
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file, as in configs/")
+    parser.add_argument("config", nargs=None if needs_config else "?", metavar="CONFIG", help="a YAML file")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="fields to set, as in rl.kl_coef=0")
     parser.add_argument("--traceback", action="store_true", help="show where a user error was raised")
     return parser

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of options, in order."""
 
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_OPEN_TAG = re.compile(r"<answer>(.*)\Z", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _LABEL = re.compile(r"\s*[(\[]?([A-Za-z])\s*[.):\]]\s*")
 _CUE = re.compile(
-    r"\b(?:answer|option|choice|choose|chose|pick|select)(?:\s+(?:is|would be|should be|option|choice))?\W*"
+    r"\b(?:answer|option|choice|choose|chose|pick|select)(?:\s+(?:is|would be|should be|option|choice))?\W*",
+    re.IGNORECASE,
 )
+_AFTER_CUE = 100
+"""How far after a cue its letters are looked for (characters)."""
 
 _UNITS = [
     "zero",
@@ -44,8 +46,9 @@ _UNITS = [
 _UNITS += ["seventeen", "eighteen", "nineteen"]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {word: value for value, word in enumerate(_UNITS)} | {word: 10 * (i + 2) for i, word in enumerate(_TENS)}
+# Atomic, so that neither a part of a number matches nor a long run of digits takes quadratic time.
 _NUMBER = re.compile(
-    r"(?<![\w.,])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.?|\.(?=\d))\d*(?:e[-+]?\d+)?(?![\d,]|\.\d)", re.I
+    r"(?<![\w.,])[-+]?(?>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d,]|\.\d)", re.IGNORECASE
 )
 _LAST_EQUALS = re.compile(r"\b(?:answer(?:\s+is)?|equals|result\s+is)\W*", re.IGNORECASE)
 _TIME = re.compile(r"\d+(?::[0-5]?\d){1,2}(?:\.\d+)?|\d+(?:\.\d+)?")
@@ -53,11 +56,14 @@ _TIME = re.compile(r"\d+(?::[0-5]?\d){1,2}(?:\.\d+)?|\d+(?:\.\d+)?")
 
 def answer_text(response: str) -> str:
     """What a response gives as its answer: the last `<answer>` element, even if it was cut short, else everything."""
-    if tagged := _ANSWER_TAG.findall(response):
-        return str(tagged[-1]).strip()
-    if opened := _OPEN_TAG.search(response):
-        return opened.group(1).strip()
-    return response.strip()
+    tags = list(_TAG.finditer(response))
+    closing = next((place for place in reversed(range(len(tags))) if tags[place].group(1)), None)
+    last = len(tags) if closing is None else closing
+    opening = next((tag for tag in reversed(tags[:last]) if not tag.group(1)), None)
+    if opening is None:
+        return response.strip()
+    end = len(response) if closing is None else tags[closing].start()
+    return response[opening.end() : end].strip()
 
 
 def plain_words(text: str) -> list[str]:
@@ -98,10 +104,8 @@ def parse_choice(text: str, options: Sequence[str]) -> str | None:
 def _letters_in_cues(clean: str, letters: str) -> set[str]:
     """Letters that follow `the answer is` and the like, `B or C` both; what is said last counts."""
     named: set[str] = set()
-    for cue in _CUE.finditer(clean.lower()):
-        rest = clean[cue.start() :]
-        lead = re.match(_CUE.pattern, rest.lower())
-        found = _enumerated(rest[lead.end() :] if lead else "", letters)
+    for cue in _CUE.finditer(clean):
+        found = _enumerated(clean[cue.end() : cue.end() + _AFTER_CUE], letters)
         named = found or named
     return named
 
@@ -167,15 +171,11 @@ def parse_number(text: str) -> float | None:
         from_cue = parse_number(clean[lead[-1].end() :]) if lead[-1].end() < len(clean) else None
         if from_cue is not None:
             return from_cue
-    values = {float(found.group().replace(",", "")) for found in _NUMBER.finditer(clean) if _has_digit(found.group())}
+    values = {float(found.group().replace(",", "")) for found in _NUMBER.finditer(clean)}
     if not values and not any(character.isdigit() for character in clean):
         values = set(_numbers_in_words(clean))
     value = next(iter(values)) if len(values) == 1 else math.nan
     return value if math.isfinite(value) else None
-
-
-def _has_digit(text: str) -> bool:
-    return any(character.isdigit() for character in text)
 
 
 def _numbers_in_words(text: str) -> list[float]:

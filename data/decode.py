@@ -11,7 +11,6 @@ import bisect
 import hashlib
 import logging
 import math
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from data.budget import ClipPlan, ClipSpec, TooThin, plan_clip
+from data.video_index import BadMedia, VideoIndex, file_reason, probe
 
 logger = logging.getLogger(__name__)
 
@@ -29,39 +29,7 @@ Decoder = Literal["auto", "decord", "pyav"]
 
 DECODE_VERSION = 1
 """Part of every cache key: raise it when equal input gives other frames."""
-MAX_SOURCE_PIXELS = 1 << 26
-"""A larger frame is refused: it is a damaged header or would take the machine's memory (pixels)."""
-_PLAIN_FORMATS = ("yuv420p", "yuvj420p")
 _SAME_TIME_S = 2e-3
-_DISPLAY_MATRIX = "DISPLAYMATRIX"
-
-
-class BadMedia(Exception):
-    """A file cannot be shown; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class VideoIndex:
-    """What a file holds, without decoding it."""
-
-    times_s: tuple[float, ...]
-    """When each frame appears, from the first one at 0 (s)."""
-    keyframes: tuple[int, ...]
-    """Frames from which decoding can start."""
-    first_pts: int
-    time_base: float
-    """The stream's clock: frame time is (pts - first_pts) * time_base (s)."""
-    duration_s: float
-    """Until the last frame disappears (s)."""
-    height: int
-    width: int
-    """Of an upright frame (pixels)."""
-    turns: int
-    """Quarter turns to the left that make a stored frame upright, 0 to 3."""
-    mirrored: bool
-    """True where a stored frame is flipped left to right before it is turned."""
-    is_plain: bool
-    """True where decord's frames are known to be these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,147 +75,10 @@ def frame_at(times_s: Sequence[float], time_s: float) -> int:
     return max(0, bisect.bisect_right(times_s, time_s + _SAME_TIME_S / 2) - 1)
 
 
-def content_hash(path: Path) -> str:
-    """Digest of a file's bytes.
-
-    Raises:
-        BadMedia: it cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise BadMedia(_file_reason(error)) from None
-    return digest.hexdigest()
-
-
 def clip_key(content: str, index: VideoIndex, spec: ClipSpec) -> str:
     """Name under which decoded frames are kept: the bytes, how they are turned, what is asked, and this code."""
     facts = (DECODE_VERSION, content, index.turns, index.mirrored, index.height, index.width, spec)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-
-
-# --- what a file holds -------------------------------------------------------------------------------------------
-
-
-def probe(path: Path) -> VideoIndex:
-    """Read a file's structure: packets and one frame's orientation, with PyAV.
-
-    Raises:
-        BadMedia: nothing in it can be shown.
-    """
-    import av
-
-    try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadMedia("is no file but a folder or a device")
-        if facts.st_size == 0:
-            raise BadMedia("the file is empty (0 bytes)")
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise BadMedia("the file has no video stream")
-            stream = container.streams.video[0]
-            _check_size(stream.codec_context.height, stream.codec_context.width)
-            _check_complete(stream, facts.st_size)
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            return _index(stream, packets, _first_frame(path))
-    except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:
-        raise BadMedia(_file_reason(error)) from None
-
-
-def _check_complete(stream: Any, file_bytes: int) -> None:
-    """Refuse a file whose own index points past its end: it would silently show less than the question is about."""
-    ends = [entry.pos + entry.size for entry in stream.index_entries]
-    there = sum(end <= file_bytes for end in ends)
-    if there < len(ends):
-        raise BadMedia(f"the file is cut short: {there} of {len(ends)} frames are there")
-
-
-def _index(stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
-    time_base = float(stream.time_base)
-    shown = [packet for packet in packets if not packet.is_discard]
-    stamps = [packet.pts if packet.pts is not None else packet.dts for packet in shown]
-    if any(stamp is None for stamp in stamps):
-        rate = float(stream.average_rate or stream.guessed_rate or 25)
-        stamps = [round(place / rate / time_base) for place in range(len(shown))]
-    order = sorted(range(len(stamps)), key=lambda place: stamps[place])
-    if not order:
-        raise BadMedia("the file has no frames")
-    first_pts = stamps[order[0]]
-    times = tuple((stamps[place] - first_pts) * time_base for place in order)
-    turns, mirrored = _orientation(first)
-    _check_size(first.height, first.width)
-    height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
-    has_discards = len(shown) < len(packets)
-    return VideoIndex(
-        times_s=times,
-        keyframes=tuple(place for place, source in enumerate(order) if shown[source].is_keyframe),
-        first_pts=first_pts,
-        time_base=time_base,
-        duration_s=times[-1] + _last_frame_s(times, shown[order[-1]], time_base),
-        height=height,
-        width=width,
-        turns=turns,
-        mirrored=mirrored,
-        is_plain=first.format.name in _PLAIN_FORMATS and not has_discards and not turns and not mirrored,
-    )
-
-
-def _first_frame(path: Path) -> Any:
-    """The first frame that decodes: its size and orientation hold for the file."""
-    import av
-
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        frame = next(iter(container.decode(stream)), None)
-    if frame is None:
-        raise BadMedia("no frame of the file can be decoded")
-    return frame
-
-
-def _last_frame_s(times: Sequence[float], packet: Any, time_base: float) -> float:
-    """How long the last frame stays: as its packet says, unless the one before stayed longer or not half as long.
-
-    Muxers that cannot know write the nominal rate's interval, too short where the rate varies.
-    """
-    gap = times[-1] - times[-2] if len(times) > 1 else 0.0
-    said = (packet.duration or 0) * time_base
-    if said > 0 and (gap <= 0 or gap < said <= 2 * gap):
-        return float(said)
-    return gap if gap > 0 else 1.0
-
-
-def _orientation(frame: Any) -> tuple[int, bool]:
-    """Quarter turns to the left and mirroring that a display matrix asks for."""
-    matrix = next((data for data in frame.side_data if data.type.name == _DISPLAY_MATRIX), None)
-    if matrix is None:
-        return 0, False
-    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
-    mirrored = a * d - b * c < 0
-    if mirrored:
-        a, b = -a, -b
-    return round(math.degrees(math.atan2(-b, a)) / 90) % 4, mirrored
-
-
-def _check_size(height: int, width: int) -> None:
-    if height < 1 or width < 1:
-        raise BadMedia("the video stream has no size")
-    if height * width > MAX_SOURCE_PIXELS:
-        raise BadMedia(f"frames of {width}x{height} pixels are over {MAX_SOURCE_PIXELS} pixels")
-
-
-def _file_reason(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    text = str(getattr(error, "strerror", None) or error).strip()
-    return f"cannot be read ({text or type(error).__name__})"
-
-
-# --- frames ------------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path, index: VideoIndex, chosen: Sequence[int], decoder: Decoder) -> tuple[list[np.ndarray], str]:
@@ -264,7 +95,7 @@ def _read(path: Path, index: VideoIndex, chosen: Sequence[int], decoder: Decoder
     try:
         return list(_read_with_pyav(path, index, chosen)), "pyav"
     except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
-        raise BadMedia(_file_reason(error)) from None
+        raise BadMedia(file_reason(error)) from None
 
 
 def _read_with_decord(path: Path, index: VideoIndex, chosen: Sequence[int]) -> list[np.ndarray]:

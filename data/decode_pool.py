@@ -19,9 +19,10 @@ from types import TracebackType
 from configs.errors import UserError
 from data.budget import ClipSpec
 from data.child_process import Child, ChildDied
-from data.decode import BadMedia, DecodedClip
+from data.decode import DecodedClip
 from data.decode_worker import DecodeAnswer, DecodeSetup, DecodeTask, load_clip
 from data.frame_cache import FrameCache, make_spool
+from data.video_index import BadMedia
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from configs.errors import UserError
 from data.budget import ClipPlan, ClipSpec
 from data.child_process import Handler
-from data.decode import BadMedia, DecodedClip, Decoder, clip_key, content_hash, decode, probe
+from data.decode import DecodedClip, Decoder, clip_key, decode
 from data.frame_cache import FrameCache, read_frames, write_frames
+from data.video_index import BadMedia, content_hash, probe
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from configs.errors import UserError
-from data.decode import BadMedia, DecodedClip
+from configs.schema import RunConfig
+from data.budget import ClipSpec
+from data.decode import DecodedClip
+from data.decode_pool import DecodePool
 from data.task_sampler import stable_seed
+from data.video_index import BadMedia
 from data.video_qa import VideoQARow
 
 logger = logging.getLogger(__name__)
@@ -88,6 +92,7 @@ class VideoQAFeed:
         self._rows, self._pool, self._seed, self._prefetch = rows, pool, seed, prefetch
         self._rank, self._world_size, self._token_budget = rank, world_size, token_budget
         self._quarantine = Quarantine(bad_media)
+        self._known_bad = len(self._quarantine.row_ids)
         self._max_bad_fraction = max_bad_fraction
         self._ahead: deque[tuple[int, VideoQARow, list[int]]] = deque()
         self._next_position = 0
@@ -195,7 +200,8 @@ class VideoQAFeed:
                 continue
 
     def _judge(self, position: int) -> None:
-        bad = len(self._quarantine.row_ids)
+        # Other ranks fare alike; what was on record at the start is theirs too.
+        bad = self._known_bad + (len(self._quarantine.row_ids) - self._known_bad) * self._world_size
         tried = min(len(self._rows), self._index(position) + 1)
         of = max(tried, min(len(self._rows), JUDGED_AFTER))
         if bad > self._max_bad_fraction * of:
@@ -216,6 +222,41 @@ class VideoQAFeed:
                 if kind not in self._noted:
                     self._noted.add(kind)
                     logger.warning("row %s, %s: %s (said once)", row.id, video, note)
+
+
+def open_pool(config: RunConfig, spec: ClipSpec) -> DecodePool:
+    """The decode processes of a run; the caller closes them."""
+    data = config.data
+    return DecodePool(
+        spec,
+        workers=data.workers,
+        timeout_s=data.decode_timeout_s,
+        cache_dir=Path(data.cache_dir or Path(config.run_dir) / "frames").expanduser(),
+        cache_bytes=data.cache_bytes,
+    )
+
+
+def open_feed(
+    config: RunConfig,
+    rows: Sequence[VideoQARow],
+    pool: ClipPool,
+    *,
+    token_budget: Callable[[VideoQARow], int] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> VideoQAFeed:
+    """The training stream of a run, its quarantine in `run_dir`."""
+    return VideoQAFeed(
+        rows,
+        pool,
+        seed=config.seed,
+        prefetch=config.data.prefetch,
+        bad_media=Path(config.run_dir) / "bad_media.jsonl",
+        max_bad_fraction=config.data.max_bad_fraction,
+        token_budget=token_budget,
+        rank=rank,
+        world_size=world_size,
+    )
 
 
 class Quarantine:

@@ -1,6 +1,6 @@
 """This side of a simulator's process: starts it or connects to it, sends commands, and ends it for certain.
 
-The other side is `envs.server`. Knows nothing about slots' episodes, and never retries: what a fault means is the pool's
+The other side is `envs.server`. Knows nothing about episodes and never retries: what a fault means is the pool's
 business.
 """
 

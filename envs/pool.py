@@ -283,7 +283,7 @@ class EnvPool:
             play.over = result.terminated or result.truncated
         elif outcome["frame_hash"] != play.hashes[place]:
             what = f"decision {place}" if place else "the reset"
-            self._lose(slot, f"replayed, {what} showed other frames than before: the world depends on more than its seed")
+            self._lose(slot, f"replayed, {what} showed other frames: the world depends on more than its seed")
 
     def _result(self, worker: EnvProcess, slot: int, outcome: dict[str, Any]) -> EnvResult:
         is_last_turn = len(self._plays[slot].decisions) >= self.config.max_turns

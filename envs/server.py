@@ -1,4 +1,4 @@
-"""Simulators in a process of their own, perhaps under another Python: builds them, steps them, until its client is gone.
+"""Simulators in a process of their own, perhaps under another Python: built and stepped until the client is gone.
 
 This one file is the server side of `envs.client`. It runs on Python 3.9 to 3.13 and needs numpy and msgpack only; what
 a simulator imports is that simulator's business. It starts in one of two ways:
@@ -15,7 +15,7 @@ Messages are msgpack lists over a stream, in the order of the commands:
 
 `expert` is the length of the expert's chunk to be sent along (0: none). A clip goes into a ring of clips in the mapped
 file MEMORY, and `outcome["place"]` says where; it stays until the ring comes round, which holds as many clips as there
-are slots. Without such a file (a client on TCP) the clip is in `outcome["clip"]`. Knows nothing about pools or policies.
+are slots. Without such a file (a client on TCP) the clip is in `outcome["clip"]`. Knows nothing of pools and policies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -57,7 +57,7 @@ class ContractBroken(Exception):
 
 
 def build(target: str, options: dict[str, Any]) -> Any:
-    """The environment `module:Class` with its options. It is one if it derives from `envs.video_env.VideoEnv` or looks so.
+    """The environment `module:Class` with its options: an `envs.video_env.VideoEnv`, or what has its methods.
 
     Raises:
         ConfigRefused: it cannot be imported, is no environment, or refuses an option.
@@ -93,7 +93,7 @@ def find_class(target: str) -> type:
 class Host:
     """The environments of one process, by slot, and the ring that their clips go into."""
 
-    def __init__(self, setup: dict[str, Any], memory_fd: Optional[int]) -> None:
+    def __init__(self, setup: dict[str, Any], memory_fd: int | None) -> None:
         sys.path[:] = setup["paths"] + [path for path in sys.path if path not in setup["paths"]]
         slots = setup["slots"]
         if len(slots) > 1 and getattr(find_class(setup["env"]), "one_per_process", False):
@@ -102,7 +102,7 @@ class Host:
         self.envs = {slot: build(setup["env"], setup["options"]) for slot in slots}
         first = next(iter(self.envs.values()))
         self.shape = tuple(int(side) for side in first.clip_shape)
-        self.ring: Optional[np.ndarray] = None
+        self.ring: np.ndarray | None = None
         self.place = 0
         if memory_fd is not None:
             size = math.prod(self.shape) * len(slots)
@@ -193,7 +193,7 @@ def check_result(env_id: str, shape: tuple[int, ...], observation: Any, reward: 
         raise fail(f"an info without {', '.join(missing)}", f"{', '.join(INFO_KEYS)}", "Add them in _info.")
 
 
-def serve(connection: socket.socket, memory_fd: Optional[int] = None, target: str = "") -> None:
+def serve(connection: socket.socket, memory_fd: int | None = None, target: str = "") -> None:
     """Build what the client asks for and answer its commands until it is gone.
 
     Args:
@@ -249,8 +249,7 @@ def read_messages(connection: socket.socket) -> Iterator[Any]:
         if not received:
             return
         unpacker.feed(received)
-        for message in unpacker:  # not `yield from`, which would keep the last message alive
-            yield message
+        yield from unpacker
 
 
 def new_unpacker() -> Any:
@@ -320,7 +319,7 @@ def main(argv: Sequence[str]) -> None:
     sys.path.pop(0)  # this file's folder, whose modules bear simulators' names
     parser = argparse.ArgumentParser(description="Serve one simulator to Rollplex.")
     parser.add_argument("fds", nargs="*", type=int, help="SOCKET MEMORY ALIVE, inherited from a pool; -1: none")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="wait for clients on TCP; use 127.0.0.1: nothing is checked")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="wait for clients on TCP (whoever can connect may step)")
     parser.add_argument("--env", metavar="MODULE:CLASS", default="", help="the environment that --listen offers")
     args = parser.parse_args(argv)
     if args.listen:

@@ -182,7 +182,7 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     share, z2 = successes / count, Z_95**2
     center = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = Z_95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return max(center - half, 0.0), min(center + half, 1.0)
+    return max(center - half, 0.0), 1.0 if successes == count else center + half
 
 
 def length_class(geodesic_m: float) -> str:
@@ -201,7 +201,7 @@ def _table(
 ) -> dict[str, dict[str, Any]]:
     """Means by class; empty where the environment names none."""
     classes: dict[str, list[EpisodeResult]] = {}
-    for result in sorted(results, key=lambda result: result.geodesic_m if math.isfinite(result.geodesic_m) else math.inf):
+    for result in sorted(results, key=lambda result: (math.isnan(result.geodesic_m), result.geodesic_m)):
         classes.setdefault(class_of(result), []).append(result)
     return {name: means_of(members) for name, members in classes.items() if name}
 

@@ -205,8 +205,8 @@ class Trainer:
         if not self.runtime.all_reduce({"groups": float(len(groups))})["groups"]:
             reason = f" The first of this rank: {lost[0].reason}" if lost else ""
             raise UserError(
-                f"{self.progress.phase} step {self.progress.step}: no group is whole, {len(lost)} episodes were lost to "
-                f"faults of the environment.{reason}"
+                f"{self.progress.phase} step {self.progress.step}: no group is whole, {len(lost)} episodes were lost "
+                f"to faults of the environment.{reason}"
             )
 
     def _finish_step(

@@ -7,6 +7,7 @@ vLLM 0.32 on a CPU; what an update of vLLM may change is marked where it is used
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ class RolloutEngine:
         on_cpu = not torch.cuda.is_available()
         if on_cpu:
             _keep_cpu_weights()
+        _keep_process_group()
         self._register_loader(trainer, share)
         rng = torch.get_rng_state()  # vLLM seeds the global generator
         options: dict[str, Any] = {"enforce_eager": True} if on_cpu else {}
@@ -140,6 +142,7 @@ class RolloutEngine:
             )
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
             temperature=sampling.temperature,
             seed=sampling.seed,
             logprobs=0,
@@ -218,8 +221,20 @@ class RolloutEngine:
         self.policy_version = policy_version
 
     def close(self) -> None:
-        """End the engine; its memory goes with the last reference."""
+        """End the engine and free its memory."""
         self.llm.llm_engine.engine_core.shutdown()
+        gc.collect()
+
+
+def _keep_process_group() -> None:
+    """Leave the process group alone when an engine ends: it is the trainer's.
+
+    vLLM 0.32's in-process engine core destroys it, and DeepSpeed's next collective fails.
+    """
+    import vllm.v1.engine.core as core
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    core.cleanup_dist_env_and_memory = destroy_model_parallel
 
 
 def _request_id(key: TurnKey) -> str:

@@ -120,7 +120,8 @@ class GroupWork:
     def _known(self, record: Sequence[list], turn: int) -> bool:
         """Every rollout has reached this turn or ended before it, and at least one has reached it."""
         reached = [len(items) > turn for items in record]
-        return any(reached) and all(r or ended for r, ended in zip(reached, self.ended, strict=True))
+        over = [ended and len(items) <= turn for ended, items in zip(self.ended, self.prompts, strict=True)]
+        return any(reached) and all(r or o for r, o in zip(reached, over, strict=True))
 
     def _compose_prompts(self, turn: int, prompts: dict[int, Prompt]) -> list[Unit]:
         """Pack one turn's prompts in rollout order; equal ones become one segment where prefixes are shared."""

@@ -70,8 +70,10 @@ def test_only_the_answer_element_counts() -> None:
         ("3", "3.1", 0),
         ("3", "-", 0),
         ("0", "0", 1),
-    ]
-    + [("0", "0.1", 0), ("-2", "\u22122", 1), ("0.3", "0.30000000000000004", 1)],
+        ("0", "0.1", 0),
+        ("-2", "\u22122", 1),
+        ("0.3", "0.30000000000000004", 1),
+    ],
 )
 def test_numbers_are_equal_by_value(wanted: str, text: str, expected: float) -> None:
     """Development case D11."""

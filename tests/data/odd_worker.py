@@ -1,4 +1,4 @@
-"""A decode worker that hangs, dies or errs on files of certain names; on `first` names only where PyAV is not forced."""
+"""A decode worker that hangs or dies on files of certain names; with `first` in the name only before PyAV is forced."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,19 @@ COLORS = ("Blue", "Red", "Green", "A person walks")
 
 @pytest.mark.parametrize(
     "text",
-    ["(B)", "b.", "B. Red", "**B**", "The answer is B", "B", "b", "[B]", "B)", "B: Red", "Answer: (b)", "\\boxed{B}"]
-    + [
+    [
+        "(B)",
+        "b.",
+        "B. Red",
+        "**B**",
+        "The answer is B",
+        "B",
+        "b",
+        "[B]",
+        "B)",
+        "B: Red",
+        "Answer: (b)",
+        "\\boxed{B}",
         "The correct option is **B**.",
         "B Red",
         "Red",
@@ -25,8 +37,12 @@ COLORS = ("Blue", "Red", "Green", "A person walks")
         "Option B",
         "I choose B",
         "Final answer: B. Red",
-    ]
-    + ["B. Red, because C is too dark", "The answer is (B) Red.", "$\\text{B}$", "`B`", "\uff22"],
+        "B. Red, because C is too dark",
+        "The answer is (B) Red.",
+        "$\\text{B}$",
+        "`B`",
+        "\uff22",
+    ],
 )
 def test_one_option_is_read_however_it_is_written(text: str) -> None:
     assert parse_choice(text, COLORS) == "B"
@@ -34,8 +50,26 @@ def test_one_option_is_read_however_it_is_written(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["B or C", "B and C", "B, C", "B/C", "The answer is A or B", "answer: B, C", "A. Blue B. Red", "B. Green", ""]
-    + ["   ", "Z", "E", "I do not know", "The answer is a person", "A dog barks", "an apple", "Because of it", "?"],
+    [
+        "B or C",
+        "B and C",
+        "B, C",
+        "B/C",
+        "The answer is A or B",
+        "answer: B, C",
+        "A. Blue B. Red",
+        "B. Green",
+        "",
+        "   ",
+        "Z",
+        "E",
+        "I do not know",
+        "The answer is a person",
+        "A dog barks",
+        "an apple",
+        "Because of it",
+        "?",
+    ],
 )
 def test_no_option_or_several_are_none(text: str) -> None:
     assert parse_choice(text, COLORS) is None
@@ -59,9 +93,17 @@ def test_an_article_is_no_option() -> None:
         ("0", 0),
         ("-2.5", -2.5),
         ("\u22123", -3),
-    ]
-    + [("There are 3.", 3), ("twenty-one", 21), ("two hundred and five", 205), ("1e3", 1000), (".5", 0.5), ("50%", 50)]
-    + [("The answer is 3", 3), ("I saw 2 dogs, so the answer is 5", 5), ("**3**", 3), ("1,234,567.5", 1234567.5)],
+        ("There are 3.", 3),
+        ("twenty-one", 21),
+        ("two hundred and five", 205),
+        ("1e3", 1000),
+        (".5", 0.5),
+        ("50%", 50),
+        ("The answer is 3", 3),
+        ("I saw 2 dogs, so the answer is 5", 5),
+        ("**3**", 3),
+        ("1,234,567.5", 1234567.5),
+    ],
 )
 def test_one_number_is_read_however_it_is_written(text: str, value: float) -> None:
     assert parse_number(text) == value
@@ -106,6 +148,17 @@ def test_the_last_answer_element_counts_even_if_it_was_cut() -> None:
     assert answer_text("<think>A</think><answer>B</answer> or <answer> C </answer>") == "C"
     assert answer_text("<think>x</think><answer>B") == "B"
     assert answer_text(" plain ") == "plain"
+
+
+@pytest.mark.parametrize(
+    "piece", ["1", "1,", "answer ", "<answer>", "</answer>", "A or ", "(", "1:", "five ", "-.", "B. "]
+)
+def test_long_nonsense_is_read_in_no_time(piece: str) -> None:
+    nonsense = piece * 20_000 + "!"
+    started = time.monotonic()
+    for read in (answer_text, parse_number, parse_spans, lambda text: parse_choice(text, COLORS)):
+        read(nonsense)
+    assert time.monotonic() - started < 5
 
 
 def test_labels_of_options_are_dropped_only_where_all_are_in_order() -> None:

@@ -142,6 +142,6 @@ def test_a_videos_budget_is_what_text_and_response_leave() -> None:
 
 
 def test_bounds_that_contradict_one_another_are_refused() -> None:
-    for bounds in ({"max_pixels": 700}, {"min_pixels": 50_000, "max_pixels": 40_000}):
+    for least, most in ((1, 700), (50_000, 40_000)):
         with pytest.raises(ConfigError, match=r"agent\.max_pixels must be at least"):
-            ClipSpec(**bounds)
+            ClipSpec(min_pixels=least, max_pixels=most)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import run
-from configs.schema import DataConfig, RunConfig
+from configs.schema import DataConfig, RunConfig, SetFormat
 from data.check import DataError, check_sets, clip_spec, usable_rows
 
 
@@ -30,8 +30,8 @@ def question(place: int, **fields: Any) -> dict[str, Any]:
 def make_config(
     folder: Path, train: Sequence[dict[str, Any]], held_out: Sequence[dict[str, Any]] = (), **data: Any
 ) -> RunConfig:
-    files = {write_set(folder / "train.jsonl", train): "own"}
-    held = {write_set(folder / "eval.jsonl", held_out): "own"} if held_out else {}
+    files: dict[str, SetFormat] = {write_set(folder / "train.jsonl", train): "own"}
+    held: dict[str, SetFormat] = {write_set(folder / "eval.jsonl", held_out): "own"} if held_out else {}
     return RunConfig(data=DataConfig(train=files, eval=held, **data))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from data.budget import ClipSpec
-from data.decode import BadMedia, Decoder, clip_key, content_hash, decode, frame_at, probe
+from data.decode import Decoder, clip_key, decode, frame_at
+from data.video_index import BadMedia, content_hash, probe
 from tests.data.clips import (
     MIRROR,
     QUARTER_TURN,

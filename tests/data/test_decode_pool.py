@@ -13,9 +13,10 @@ import pytest
 
 from configs.errors import UserError
 from data.budget import ClipSpec
-from data.decode import BadMedia, decode
+from data.decode import decode
 from data.decode_pool import DecodePool
 from data.frame_cache import FrameCache, make_spool, read_frames, write_frames
+from data.video_index import BadMedia
 from tests.data.clips import make_video, steady
 
 SPEC = ClipSpec(fps=5.0)

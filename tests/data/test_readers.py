@@ -126,7 +126,8 @@ def test_video_r1_without_an_answer_or_of_another_type_is_bad(tmp_path: Path) ->
 
 
 def test_nextqa(tmp_path: Path) -> None:
-    names = "video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4".split(",")
+    names = ["video", "frame_count", "width", "height", "question", "answer", "qid", "type"]
+    names += [f"a{place}" for place in range(5)]
     values = "4010069381,369,640,480,how do the two man play the instrument,0,6,CH,roll the handle,tap their feet"
     path = tmp_path / "val.csv"
     with path.open("w", newline="") as file:

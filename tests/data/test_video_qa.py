@@ -94,7 +94,8 @@ def test_a_choice_keeps_the_letter_of_its_answer(answer: str) -> None:
 
 def test_answers_that_nothing_could_match_are_refused() -> None:
     """Development case D11: an empty answer never becomes a reward of 1."""
-    for empty in ("", "  ", None, [], True):
+    empties: list[object] = ["", "  ", None, [], True]
+    for empty in empties:
         assert "the answer is" in reason(answer=empty)
     assert "none of the 2 options" in reason(options=["red", "blue"], answer="C")
     assert "not one number" in reason(kind="mra", answer="many")

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from configs.errors import UserError
+from configs.schema import DataConfig, RunConfig
 from data.budget import ClipSpec
-from data.decode import BadMedia, DecodedClip, decode
+from data.check import clip_spec
+from data.decode import DecodedClip, decode
 from data.decode_pool import DecodePool
+from data.video_index import BadMedia
 from data.video_qa import VideoQARow, make_row
-from data.video_qa_feed import Sample, TooManyBadMedia, VideoQAFeed
+from data.video_qa_feed import Sample, TooManyBadMedia, VideoQAFeed, open_feed, open_pool
 from tests.data.clips import make_video, steady
 
 SPEC = ClipSpec(fps=2.0)
@@ -180,6 +183,19 @@ def test_one_frame_is_said_once(
 def test_an_empty_set_is_an_error(make_feed: Callable[..., VideoQAFeed]) -> None:
     with pytest.raises(UserError, match="no rows to train on"):
         make_feed(given=[])
+
+
+def test_clips_that_are_decoded_ahead_are_not_waited_for(tmp_path: Path, rows: list[VideoQARow]) -> None:
+    data = DataConfig(fps=2.0, workers=1, prefetch=6, cache_bytes=0)
+    config = RunConfig(run_dir=str(tmp_path / "run"), data=data)
+    with open_pool(config, clip_spec(config, factor=28, temporal_patch=2)) as pool:
+        feed = open_feed(config, rows, pool)
+        assert len(feed.next(1)) == 1
+        assert feed.metrics()["data/wait_s"] > 0
+        while len(pool._answers) < 6:
+            pool.poll(0.1)
+        assert len(feed.next(6)) == 6
+        assert feed.metrics()["data/wait_s"] < 0.05
 
 
 def test_with_real_workers_and_a_file_that_is_bad(

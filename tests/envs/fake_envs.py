@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,16 @@ from envs.video_env import Split, VideoEnv
 class CountingEnv(VideoEnv[np.ndarray]):
     """Frames filled with the number of ticks, three ticks an action; `go` earns 1, and the fifth one ends it.
 
-    `fault` says what happens in the second decision, or "reset-raise" and "build-raise" when.
+    `fault` says what happens in the second primitive step, or "reset-raise" and "build-raise" when. With `marks`, a
+    folder, it happens `times` times over all processes, and never again.
     """
 
-    def __init__(self, fault: str = "", length: int = 5) -> None:
+    def __init__(self, fault: str = "", length: int = 5, marks: str = "", times: int = 1) -> None:
         if fault == "build-raise":
             raise RuntimeError("no display")
         super().__init__(("go", "rest"), (4, 6, 8))
         self._fault, self._length = fault, length
+        self._marks, self._times = Path(marks) if marks else None, times
 
     def _begin(self, split: Split) -> str:
         if self._fault == "reset-raise":
@@ -48,12 +52,24 @@ class CountingEnv(VideoEnv[np.ndarray]):
         return reward, self._gone == self._length, False
 
     def _misbehave(self) -> None:
+        if self._marks is not None:
+            if len(list(self._marks.iterdir())) >= self._times:
+                return
+            (self._marks / f"{os.getpid()}-{time.monotonic_ns()}").touch()
         if self._fault == "raise":
             raise KeyError("left wheel")
         if self._fault == "hang":
             time.sleep(60)
+        if self._fault == "hang-in-c":
+            ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock held
+        if self._fault == "slow":
+            time.sleep(0.3)
         if self._fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "segfault":
+            ctypes.string_at(0)
+        if self._fault == "exit":
+            os._exit(7)
 
     def _render(self, moments: Any) -> np.ndarray:
         clip = super()._render(moments)
@@ -77,6 +93,58 @@ class CountingEnv(VideoEnv[np.ndarray]):
 
     def geodesic_distance(self) -> float:
         return float(self._length - self._gone)
+
+
+class AnotherWorldEachTime(CountingEnv):
+    """Breaks the rule that a seed decides the episode."""
+
+    def _begin(self, split: Split) -> str:
+        text = super()._begin(split)
+        self._ticks = time.monotonic_ns() % 251
+        self._show()
+        return text
+
+
+class AloneEnv(CountingEnv):
+    """Allows no second one in its process."""
+
+    one_per_process = True
+
+
+class NoExpertEnv(CountingEnv):
+    """Knows no way."""
+
+    has_expert = False
+
+
+class ListedEnv(CountingEnv):
+    """Has a list of episodes, whose ids repeat from scene to scene."""
+
+    def episodes(self, split: Split) -> list[tuple[str, str]]:
+        return [(scene, str(number)) for scene in ("attic", "barn") for number in range(3)]
+
+
+class RandomFaultsEnv(CountingEnv):
+    """Crashes, hangs and dawdles by chance, differently each time; what it shows depends on the seed alone."""
+
+    def __init__(self, crash: float = 0.0, hang: float = 0.0, slow: float = 0.0, raising: float = 0.0) -> None:
+        super().__init__()
+        self._chances = {"segfault": crash / 2, "exit": crash / 2, "hang": hang, "slow-a-little": slow, "raise": raising}
+
+    def _advance(self, action: str | None) -> tuple[float, bool, bool]:
+        coin = int.from_bytes(os.urandom(7), "big") / (1 << 56)
+        for fault, chance in self._chances.items():
+            if 0 <= coin < chance:
+                self._fault = fault
+                self._misbehave()
+            coin -= chance
+        self._decisions = 10  # past the one in which CountingEnv misbehaves
+        return super()._advance(action)
+
+    def _misbehave(self) -> None:
+        if self._fault == "slow-a-little":
+            time.sleep(0.02)
+        super()._misbehave()
 
 
 class NotAnEnv:

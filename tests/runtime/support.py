@@ -42,13 +42,15 @@ def exact_vision_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple
     return rotate(q), rotate(k)
 
 
-def load_tiny(cache: Path, dtype: torch.dtype, *, train_tower: bool = True, exact: bool = False) -> Any:
+def load_tiny(
+    cache: Path, dtype: torch.dtype, *, train_tower: bool = True, exact: bool = False, name: str = "tiny:qwen2_5_vl"
+) -> Any:
     """The tiny model; `exact` replaces what rounds through float32 (the caller patches the tower's rotary)."""
-    model = load_vlm(resolve_model("tiny:qwen2_5_vl", cache), dtype, train_tower=train_tower)
+    model = load_vlm(resolve_model(name, cache), dtype, train_tower=train_tower)
     if exact:
-        for name, module in list(model.named_modules()):
+        for path, module in list(model.named_modules()):
             if type(module).__name__.endswith("RMSNorm"):
-                parent, _, leaf = name.rpartition(".")
+                parent, _, leaf = path.rpartition(".")
                 setattr(model.get_submodule(parent), leaf, ExactNorm(module))
     return model
 
