@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,18 @@ from rl.losses import policy_loss
 from runtime.memory import HBMExhausted
 from runtime.prefix_tree import StaleEncoding
 from runtime.rollplex import Rollplex
+from runtime.tracing import TIMELINE
 from runtime.vllm_engine import StaleCache
 
 GROUPS, SIZE, TURNS = 2, 3, 2
 
 
-def run_config(schedule: str = "overlapped", vision_tower: str = "trained", **runtime: Any) -> RunConfig:
+def run_config(
+    schedule: str = "overlapped", vision_tower: str = "trained", deterministic: bool = False, **runtime: Any
+) -> RunConfig:
     return RunConfig(
         model=ModelConfig(path="tiny:qwen2_5_vl"),
-        rollout=RolloutConfig(max_tokens=6),
+        rollout=RolloutConfig(max_tokens=6, deterministic=deterministic),
         rl=RLConfig(group_size=SIZE, groups_per_step=GROUPS, kl_coef=0.1),
         train=TrainConfig(lr=1e-3, vision_tower=vision_tower),  # type: ignore[arg-type]
         runtime=RuntimeConfig(schedule=schedule, fallback=False, microbatch_tokens=64, max_model_len=128, **runtime),  # type: ignore[arg-type]
@@ -96,10 +101,10 @@ def record(prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -
     return groups
 
 
-def train(runtime: Rollplex, groups: list[Group]) -> dict[str, float]:
+def train(runtime: Rollplex, groups: list[Group], order: Sequence[int] = ()) -> dict[str, float]:
     for group in groups:
         runtime.train_on(group, policy_loss(runtime.config.rl, group, max_response_tokens=12))
-    runtime.update(1e-3)
+    runtime.update(1e-3, order)
     return runtime.stats()
 
 
@@ -306,3 +311,102 @@ def test_a_frozen_tower_sees_each_clip_once(model_cache: Path, policy: VLMPolicy
         assert stats["train/mismatch_logprob_max"] <= 1e-4
         assert stats["train/kl_sum"] == 0.0
         assert runtime.weights_shared_fraction == 1.0
+
+
+def stream(runtime: Rollplex, prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> None:
+    """Roll out, and register each group as soon as its last response has ended, while others decode."""
+    runtime._engine = ReplayEngine(responses)  # type: ignore[assignment]
+    groups = record(prompts, responses)
+    sampling = Sampling(max_tokens=6)
+    left = dict.fromkeys(range(GROUPS), SIZE * TURNS)
+    for key, prompt in prompts.items():
+        if key.turn == 0:
+            runtime.submit(key, prompt, sampling)
+    while runtime.has_unfinished():
+        for key, _ in runtime.poll():
+            following = key._replace(turn=key.turn + 1)
+            if following in prompts:
+                runtime.submit(following, prompts[following], sampling)
+            else:
+                runtime.end_rollout(key.group, key.rollout)
+            left[key.group] -= 1
+            if not left[key.group]:
+                group = groups[key.group]
+                runtime.train_on(group, policy_loss(runtime.config.rl, group, max_response_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def late_first(recorded: Any) -> tuple[dict[TurnKey, Prompt], dict[TurnKey, Response]]:
+    """Recorded rollouts of which group 1 ends long before group 0."""
+    prompts, responses = recorded
+    lengths = {0: 6, 1: 2}
+    return prompts, {
+        key: Response((key.rollout + 1,) * lengths[key.group], (-1.0,) * lengths[key.group], "stop", 0)
+        for key in responses
+    }
+
+
+def test_streamed_order_is_recorded_and_serial_repeats_its_bits(
+    model_cache: Path, policy: VLMPolicy, late_first: Any
+) -> None:
+    prompts, responses = late_first
+    streamed = make_runtime(model_cache, policy, run_config("streamed"))
+    stream(streamed, prompts, responses)
+    streamed.update(1e-3)
+    assert streamed.train_order == (1, 0)
+    assert streamed.stats()["window/blocked_s"] < 1e-2
+    serial = make_runtime(model_cache, policy, run_config("serial"))
+    train(serial, record(prompts, responses), order=streamed.train_order)
+    assert serial.train_order == (1, 0)
+    expected = weights(streamed)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(serial).items())
+
+
+def test_streamed_waits_for_index_order_where_runs_must_repeat(
+    model_cache: Path, policy: VLMPolicy, late_first: Any
+) -> None:
+    prompts, responses = late_first
+    runtime = make_runtime(model_cache, policy, run_config("streamed", deterministic=True))
+    stream(runtime, prompts, responses)
+    runtime.update(1e-3)
+    assert runtime.train_order == (0, 1)
+    assert runtime.stats()["window/blocked_s"] > 0
+    serial = make_runtime(model_cache, policy, run_config("serial"))
+    train(serial, record(prompts, responses))
+    expected = weights(runtime)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(serial).items())
+
+
+@pytest.mark.slow
+def test_twenty_steps_streamed_equal_twenty_steps_serial(model_cache: Path, policy: VLMPolicy, recorded: Any) -> None:
+    prompts, responses = recorded
+    runtimes = [
+        make_runtime(model_cache, policy, run_config(name, deterministic=True)) for name in ("serial", "streamed")
+    ]
+    for step in range(20):
+        now = {key: replace(response, policy_version=step) for key, response in responses.items()}
+        for runtime in runtimes:
+            stream(runtime, prompts, now)
+            runtime.update(1e-3)
+    expected = weights(runtimes[0])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(runtimes[1]).items())
+
+
+def test_timeline_has_a_lane_for_decoding_and_each_kind_of_job(
+    model_cache: Path, policy: VLMPolicy, recorded: Any, tmp_path: Path
+) -> None:
+    TIMELINE.recording = True
+    try:
+        runtime = make_runtime(model_cache, policy, run_config("streamed"))
+        stream(runtime, *recorded)
+        runtime.update(1e-3)
+        TIMELINE.write(tmp_path / "trace.json")
+    finally:
+        TIMELINE.recording = False
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"decode", "actor_prefix", "reference_prefix", "reference_score", "train", "optimizer"} <= lanes
+    decode = [event for event in events if event["ph"] == "X" and event["cat"] == "decode"]
+    jobs = [event for event in events if event["ph"] == "X" and event["name"].startswith("job_")]
+    assert min(event["ts"] for event in jobs) < max(event["ts"] for event in decode), "no job ran before the last token"
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
