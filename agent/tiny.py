@@ -38,7 +38,7 @@ HEAD_DIM = 32
 """Smallest attention head that vLLM's CPU kernels take (features)."""
 EMBEDDING_STD = 0.1
 HEAD_STD = 0.02
-RESIDUAL_SCALE = 0.1
+RESIDUAL_SCALE = 0.02
 NUM_FREQUENCIES = 5
 VOCAB_MULTIPLE = 64
 
@@ -53,6 +53,8 @@ class TinySpec:
     intermediate_size: int = 256
     vision_depth: int = 2
     vision_hidden_size: int = 64
+    patch_size: int = 0
+    """Side of a vision patch (pixels); 0 is the family's own."""
     seed: int = 0
 
     @classmethod
@@ -204,19 +206,20 @@ def _rope(sections: list[int], **extra: Any) -> dict[str, Any]:
 
 def _qwen2_5_vl(spec: TinySpec, tokenizer: Qwen2Tokenizer) -> tuple[PreTrainedModel, ProcessorMixin]:
     text, vision, whole = _common(spec, tokenizer)
+    patch_size = spec.patch_size or 14
     config = Qwen2_5_VLConfig(
         text_config=text | {"use_sliding_window": False, "rope_parameters": _rope([4, 6, 6])},
         vision_config=vision
         | {
-            "patch_size": 14,
-            "window_size": 112,
+            "patch_size": patch_size,
+            "window_size": 8 * patch_size,
             "fullatt_block_indexes": [spec.vision_depth - 1],
             "tokens_per_second": 2,
             "hidden_act": "silu",
         },
         **whole,
     )
-    pixels = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 64}
+    pixels = {"min_pixels": (2 * patch_size) ** 2, "max_pixels": 64 * (2 * patch_size) ** 2, "patch_size": patch_size}
     processor = Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**pixels),
         video_processor=Qwen2VLVideoProcessor(**pixels),

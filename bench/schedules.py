@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,10 +17,15 @@ from agent.models import resolve_model
 from agent.policy import Observation, VLMPolicy
 from configs.schema import RunConfig
 from data.types import Group, Prompt, Rollout, Sampling, Turn, TurnKey
-from rl.losses import policy_loss
+from rl.losses import Scale, policy_loss
 from runtime.rollplex import Rollplex
 
-ARMS = ("unshared", "serial", "overlapped", "streamed")
+ARMS: tuple[Literal["unshared", "serial", "overlapped", "streamed"], ...] = (
+    "unshared",
+    "serial",
+    "overlapped",
+    "streamed",
+)
 CLIP = (8, 112, 112, 3)
 INSTRUCTION = "say what moves in the video, then what it does next, and where it will be when the clip has ended"
 
@@ -78,9 +83,7 @@ def _step(runtime: Rollplex, prompts: list[Prompt]) -> tuple[dict[str, float], t
     """One optimizer step; its numbers, and the gradient before it was applied."""
     config = runtime.config
     start = time.perf_counter()
-    _roll_out(
-        runtime, prompts, lambda group: runtime.train_on(group, policy_loss(config.rl, group, max_response_tokens=1))
-    )
+    _roll_out(runtime, prompts, lambda group: runtime.train_on(group, policy_loss(config.rl, group, Scale(1))))
     rollout_s = time.perf_counter() - start
     runtime.finish_gradients()
     gradient = runtime.trainer.gradients.flat.clone()

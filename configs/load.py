@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError
 from configs.plain_yaml import YAMLMistake, dump_yaml, parse_yaml
-from configs.schema import REWARD_PARTS, RunConfig
+from configs.schema import NEEDS_BATCH, REWARD_PARTS, RunConfig
 
 COMMAND_LINE = "command line"
 BOOKKEEPING = ("run_dir", "resume", "save_every", "keep_checkpoints")
@@ -172,6 +172,9 @@ def _cross_checks(config: RunConfig) -> Iterator[tuple[str, str]]:
     if rollout.max_tokens >= runtime.max_model_len:
         limit = f"less than runtime.max_model_len ({runtime.max_model_len}), which the prompt is part of"
         yield "rollout.max_tokens", f"{rollout.max_tokens}, expected {limit}."
+    if runtime.schedule == "streamed" and config.rl.advantage in NEEDS_BATCH:
+        why = f"rl.advantage={config.rl.advantage} needs the whole batch before any group can be trained on"
+        yield "runtime.schedule", f"streamed, but {why}: expected overlapped."
     if mistake := _template_mistake(agent.instruction_template):
         yield "agent.instruction_template", f"{agent.instruction_template!r}, {mistake}."
     yield from _reward_mistakes(config)

@@ -96,6 +96,10 @@ class RolloutConfig:
     """Admit turns at barriers in index order and seed each request, so that a run repeats to the bit."""
 
 
+NEEDS_BATCH = frozenset({"reinforce_pp"})
+"""Values of `rl.advantage` that compare rollouts of the whole step."""
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RLConfig:
     """Groups of rollouts and the policy-gradient loss."""
@@ -104,8 +108,9 @@ class RLConfig:
     """Rollouts sampled per task (count)."""
     groups_per_step: Count = 8
     """Tasks per optimizer step, over all ranks (count)."""
-    advantage: Literal["grpo", "dr_grpo"] = "grpo"
-    """`grpo` divides by the group's standard deviation and averages tokens per rollout; `dr_grpo` does neither."""
+    advantage: Literal["grpo", "dr_grpo", "reinforce_pp"] = "grpo"
+    """`grpo` divides by the group's standard deviation and averages tokens per rollout; `dr_grpo` does neither;
+    `reinforce_pp` divides by the whole batch's standard deviation, so that no group is trained on before all exist."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     """Ratio is clipped to [1 - clip_low, 1 + clip_high]."""

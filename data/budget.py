@@ -74,8 +74,8 @@ class ClipPlan:
         return math.prod(self.grid_thw)
 
 
-class TooThin(ValueError):
-    """A frame's sides differ too much for the model's patches."""
+class Unshowable(ValueError):
+    """No frames of a clip can be shown: it is too thin, or its smallest form is over the tokens it may have."""
 
 
 def plan_clip(duration_s: float, source_frames: int, height: int, width: int, spec: ClipSpec) -> ClipPlan:
@@ -84,8 +84,8 @@ def plan_clip(duration_s: float, source_frames: int, height: int, width: int, sp
     Over `spec.max_tokens`, whole frames or whole sizes are reduced, so that a media span is never cut.
 
     Raises:
-        TooThin: the sides differ by more than `MAX_ASPECT_RATIO`.
-        ConfigError: not even one smallest frame fits `spec.max_tokens`.
+        Unshowable: the sides differ by more than `MAX_ASPECT_RATIO`, or not even the smallest frame fits
+            `spec.max_tokens`.
     """
     assert source_frames >= 1, source_frames
     notes: list[str] = []
@@ -116,10 +116,10 @@ def smart_resize(height: int, width: int, spec: ClipSpec, max_pixels: int = 0) -
     gives way, so that a second resize by the processor changes nothing.
 
     Raises:
-        TooThin: the sides differ by more than `MAX_ASPECT_RATIO`.
+        Unshowable: the sides differ by more than `MAX_ASPECT_RATIO`.
     """
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise TooThin(f"frames of {width}x{height} pixels are over {MAX_ASPECT_RATIO} times as long as wide")
+        raise Unshowable(f"frames of {width}x{height} pixels are over {MAX_ASPECT_RATIO} times as long as wide")
     factor, most = spec.factor, max_pixels or spec.max_pixels
     least = min(spec.min_pixels, most)
     tall, wide = (max(factor, round(side / factor) * factor) for side in (height, width))
@@ -160,7 +160,7 @@ def _reduce(frames: int, height: int, width: int, size: tuple[int, int], spec: C
             frames = max(1, spec.max_tokens // (_tokens(1, size, spec))) * spec.temporal_patch
         if _tokens(frames, size, spec) <= spec.max_tokens:
             return frames, size
-    raise ConfigError(
+    raise Unshowable(
         f"{_shape(frames, size)} need {_tokens(frames, size, spec)} tokens; a video may have {spec.max_tokens}. "
         "Raise data.max_video_tokens or runtime.max_model_len, or lower agent.min_pixels."
     )

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from data.budget import ClipPlan, ClipSpec, TooThin, plan_clip
+from data.budget import ClipPlan, ClipSpec, Unshowable, plan_clip
 from data.video_index import BadMedia, VideoIndex, file_reason, probe
 
 logger = logging.getLogger(__name__)
@@ -51,17 +51,19 @@ class DecodedClip:
         return 1 / self.plan.interval_s
 
 
-def decode(path: Path, spec: ClipSpec, decoder: Decoder = "auto") -> DecodedClip:
+def decode(path: Path, spec: ClipSpec, decoder: Decoder = "auto", index: VideoIndex | None = None) -> DecodedClip:
     """The frames of `path` that `spec` asks for.
 
+    Args:
+        index: what `probe` said of the file, where it has been asked already.
+
     Raises:
-        BadMedia: the file is missing, damaged, empty, cut short, or of a shape that no model takes.
-        ConfigError: not even one frame fits the spec's tokens.
+        BadMedia: the file is missing, damaged, empty, cut short, or no frame of it can be shown within the spec.
     """
-    index = probe(path)
+    index = index or probe(path)
     try:
         plan = plan_clip(index.duration_s, len(index.times_s), index.height, index.width, spec)
-    except TooThin as error:
+    except Unshowable as error:
         raise BadMedia(str(error)) from None
     chosen = [frame_at(index.times_s, time) for time in plan.times_s]
     frames, used = _read(path, index, chosen, decoder)

@@ -86,7 +86,7 @@ class DecodePool:
 
         Raises:
             BadMedia: the file cannot be shown; its reason.
-            UserError: frames cannot be written, or nothing fits the token budget.
+            UserError: decoded frames cannot be written.
         """
         started = time.monotonic()
         while ticket not in self._answers:

@@ -84,12 +84,12 @@ def _run(
 ) -> tuple[Literal["decoded", "cached", "bad", "user_error"], str]:
     if task.max_tokens and (not spec.max_tokens or task.max_tokens < spec.max_tokens):
         spec = dataclasses.replace(spec, max_tokens=task.max_tokens)
-    key = ""
+    index, key = probe(task.path), ""
     if cache is not None:
-        key = clip_key(content_hash(task.path), probe(task.path), spec)
+        key = clip_key(content_hash(task.path), index, spec)
         if cache.take(key, task.target):
             return "cached", key
-    clip = decode(task.path, spec, task.decoder)
+    clip = decode(task.path, spec, task.decoder, index)
     try:
         write_frames(task.target, clip.frames, clip_facts(clip))
     except OSError as error:

@@ -57,10 +57,10 @@ class Sampling:
     max_tokens: int
     temperature: float = 1.0
     """0 is greedy."""
-    min_tokens: int = 0
-    """The response does not end before it has so many: forces lengths in benchmarks."""
     seed: int | None = None
     """Seeds this request alone; None draws from the engine's own generator."""
+    min_tokens: int = 0
+    """The response does not end before it has so many: forces lengths in benchmarks."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class EnvProcess:
         self._fds: list[int] = []
         self._memory_fd = -1
         self._unpacker = server.new_unpacker()
-        self.socket = self._connect() if config.address else self._spawn()
+        self.socket: socket.socket = self._connect() if config.address else self._spawn()
         target, options = resolve(config)
         paths = [path or os.getcwd() for path in sys.path]
         if config.python or config.address:  # its own packages come from its own places
@@ -116,10 +116,6 @@ class EnvProcess:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
         return connection
-
-    def fileno(self) -> int:
-        """Readable when there is something to receive."""
-        return self.socket.fileno()
 
     def send(self, task: Task, message: Sequence[Any]) -> None:
         """Queue a command. That the server is gone shows when its answer is received."""

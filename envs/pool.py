@@ -237,10 +237,10 @@ class EnvPool:
         """Take in what has come; wait until something does, a time limit passes, or a command is overdue."""
         left = max(0.0, min(worker.due_at() for worker in self._workers) - time.monotonic())
         limit = left if timeout_s is None else min(left, timeout_s)
-        ready = wait(self._workers, None if math.isinf(limit) else limit)
+        ready = wait([worker.socket for worker in self._workers], None if math.isinf(limit) else limit)
         now = time.monotonic()
         for index, worker in enumerate(list(self._workers)):
-            if worker in ready:
+            if worker.socket in ready:
                 self._take(index, worker)
             elif now >= worker.due_at():
                 limit_s = worker.tasks[0].limit_s

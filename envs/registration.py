@@ -74,9 +74,7 @@ def make_env(config: EnvConfig) -> VideoEnv:
     return env
 
 
-def heldout_manifest(
-    config: EnvConfig, count: int, seed: int, listed: Sequence[tuple[str, str]] = ()
-) -> list[Episode]:
+def heldout_manifest(config: EnvConfig, count: int, seed: int, listed: Sequence[tuple[str, str]] = ()) -> list[Episode]:
     """The same `count` held-out episodes for the same `seed`, with unique keys (scene and id) and seeds.
 
     Args:

@@ -112,13 +112,13 @@ class Host:
     def header(self) -> dict[str, Any]:
         """What the client has to know before the first command."""
         first = next(iter(self.envs.values()))
-        episodes = getattr(first, "episodes", lambda split: [])
+        episodes = first.episodes("heldout") if hasattr(first, "episodes") else []
         return {
             "version": VERSION,
             "shape": list(self.shape),
             "dtype": "uint8",
             "actions": list(first.action_names),
-            "episodes": list(episodes("heldout")),
+            "episodes": list(episodes),
             "expert": bool(getattr(first, "has_expert", False)),
         }
 
@@ -293,7 +293,7 @@ def die_with(alive_fd: int) -> None:
 def listen(address: str, target: str) -> None:
     """Start a process for each client that connects, and end it with its client. Runs until it is stopped."""
     host, _, port = address.rpartition(":")
-    children: dict[int, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
+    served: dict[int, tuple[socket.socket, subprocess.Popen[bytes], int]] = {}
     poll = select.poll()
     with socket.create_server((host, int(port)), backlog=64) as server:
         sys.stderr.write(f"environment server for {target} on {host}:{server.getsockname()[1]}\n")
@@ -305,14 +305,19 @@ def listen(address: str, target: str) -> None:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     command = [sys.executable, __file__, str(connection.fileno()), "-1", "-1", "--env", target]
                     child = subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL)
-                    children[connection.fileno()] = connection, child
+                    pidfd = os.pidfd_open(child.pid)
                     poll.register(connection, select.POLLRDHUP)  # commands are the child's to read
-                else:
-                    poll.unregister(fd)
-                    connection, child = children.pop(fd)
+                    poll.register(pidfd, select.POLLIN)  # readable once the child has ended
+                    served[connection.fileno()] = served[pidfd] = connection, child, pidfd
+                elif fd in served:  # either end of it is gone
+                    connection, child, pidfd = served[fd]
+                    for known in (connection.fileno(), pidfd):
+                        poll.unregister(known)
+                        del served[known]
                     child.kill()
                     child.wait()
                     connection.close()
+                    os.close(pidfd)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from rl.signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
+
 class Alone:
     """One process, for players that need no runtime."""
 

@@ -11,18 +11,30 @@ Metrics a loss returns, beside its sum: `tokens` counts the trained tokens, `*_s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from configs.schema import RLConfig
+from configs.schema import NEEDS_BATCH, RLConfig
 from data.types import Group, GroupLoss, TokenBatch
 from rl.advantage import group_advantage
 
 
-def grpo_loss(config: RLConfig, group: Group, max_response_tokens: int) -> GroupLoss:
+@dataclass(frozen=True)
+class Scale:
+    """What a group's loss must know beyond the group."""
+
+    max_response_tokens: int
+    """Most response tokens a rollout can hold, `env.max_turns * rollout.max_tokens` (count)."""
+    batch_std: float = 1.0
+    """Standard deviation of the step's rewards around their groups' means; known once all groups are."""
+
+
+def grpo_loss(config: RLConfig, group: Group, scale: Scale) -> GroupLoss:
     """GRPO (arXiv:2402.03300): normalised advantages; a rollout's tokens are averaged, then rollouts are.
 
     A token's weight is 1 / (trained tokens of its rollout); the denominator is the number of rollouts.
@@ -36,33 +48,63 @@ def grpo_loss(config: RLConfig, group: Group, max_response_tokens: int) -> Group
     return _clipped_loss(config, group_advantage(group.rewards, normalize=True), weights, mask)
 
 
-def dr_grpo_loss(config: RLConfig, group: Group, max_response_tokens: int) -> GroupLoss:
+def dr_grpo_loss(config: RLConfig, group: Group, scale: Scale) -> GroupLoss:
     """Dr. GRPO (arXiv:2503.20783): centered advantages; every token of every rollout weighs the same.
 
     The weight is 1 / `max_response_tokens`, a constant of the run, and the denominator the number of rollouts: nothing
     divides by a length that was sampled, so long wrong rollouts are not favoured and the gradient is unbiased.
     """
-    weights = torch.full((len(group.rollouts),), 1.0 / max_response_tokens, dtype=torch.float64)
+    weights = torch.full((len(group.rollouts),), 1.0 / scale.max_response_tokens, dtype=torch.float64)
     advantages = group_advantage(group.rewards, normalize=False)
     return _clipped_loss(config, advantages, weights, trained_responses(config, group))
 
 
-PolicyLoss = Callable[[RLConfig, Group, int], GroupLoss]
+def reinforce_pp_loss(config: RLConfig, group: Group, scale: Scale) -> GroupLoss:
+    """REINFORCE++ with the group's mean as baseline (arXiv:2501.03262): advantages normalised over the whole batch.
 
-POLICY_LOSSES: dict[str, PolicyLoss] = {"grpo": grpo_loss, "dr_grpo": dr_grpo_loss}
+    Weights and denominator are Dr. GRPO's.
+    """
+    weights = torch.full((len(group.rollouts),), 1.0 / scale.max_response_tokens, dtype=torch.float64)
+    advantages = group_advantage(group.rewards, normalize=False) / scale.batch_std
+    return _clipped_loss(config, advantages, weights, trained_responses(config, group))
+
+
+PolicyLoss = Callable[[RLConfig, Group, Scale], GroupLoss]
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "grpo": grpo_loss,
+    "dr_grpo": dr_grpo_loss,
+    "reinforce_pp": reinforce_pp_loss,
+}
 """Value of `rl.advantage` -> its loss."""
 
 
-def policy_loss(config: RLConfig, group: Group, *, max_response_tokens: int) -> GroupLoss:
-    """The loss of one group by the configured algorithm.
+def needs_batch(config: RLConfig) -> bool:
+    """Whether a group's loss depends on the step's other groups, so that it cannot be trained on before all exist."""
+    return config.advantage in NEEDS_BATCH
 
-    Args:
-        max_response_tokens: most response tokens a rollout can hold, `env.max_turns * rollout.max_tokens`.
+
+def batch_sums(groups: Sequence[Group]) -> dict[str, float]:
+    """This rank's part of `Scale.batch_std`, to be added over ranks."""
+    centered = [group_advantage(group.rewards, normalize=False) for group in groups]
+    return {
+        "rollouts": float(sum(len(group.rollouts) for group in groups)),
+        "centered_squares": float(sum(float(values.square().sum()) for values in centered)),
+    }
+
+
+def batch_std(sums: dict[str, float]) -> float:
+    """Root mean square of the batch's centered rewards; 1 where all are 0, as there is nothing to scale then."""
+    return math.sqrt(sums["centered_squares"] / max(sums["rollouts"], 1.0)) or 1.0
+
+
+def policy_loss(config: RLConfig, group: Group, scale: Scale) -> GroupLoss:
+    """The loss of one group by the configured algorithm.
 
     Raises:
         ValueError: the group holds one rollout, or a reward is not finite.
     """
-    return POLICY_LOSSES[config.advantage](config, group, max_response_tokens)
+    return POLICY_LOSSES[config.advantage](config, group, scale)
 
 
 def imitation_loss(group: Group) -> GroupLoss:

@@ -21,6 +21,7 @@ from envs.pool import EnvResult
 from envs.registration import Episode
 from rl.interfaces import Decoder, Policy, Pool
 from rl.players import Decision, ModelPlayer, Player, Request, ScriptedPlayer, expert_choice
+from runtime.tracing import TIMELINE
 
 IDLE_WAIT_S = 0.002
 """How long to wait for simulators where nothing decodes, before the window gets its turn again (s)."""
@@ -118,6 +119,7 @@ class EpisodeLoop:
                 self._player.ask(requests)
             for decision in self._decisions():
                 self._act(decision)
+            TIMELINE.set_busy("environment", bool(self._stepping))
             ended, self._ended = self._ended, []
             yield from sorted(ended, key=lambda record: record[0][:2])
 

@@ -196,9 +196,7 @@ def length_class(geodesic_m: float) -> str:
     return f"{begin:g}-{later[0]:g} m" if later else f"{begin:g} m and more"
 
 
-def _table(
-    results: Sequence[EpisodeResult], class_of: Callable[[EpisodeResult], str]
-) -> dict[str, dict[str, Any]]:
+def _table(results: Sequence[EpisodeResult], class_of: Callable[[EpisodeResult], str]) -> dict[str, dict[str, Any]]:
     """Means by class; empty where the environment names none."""
     classes: dict[str, list[EpisodeResult]] = {}
     for result in sorted(results, key=lambda result: (math.isnan(result.geodesic_m), result.geodesic_m)):

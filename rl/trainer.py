@@ -28,13 +28,14 @@ from envs.pool import EnvPool
 from rl.checkpoint import Progress, load_checkpoint, prepare_run_folder, rng_state, save_checkpoint
 from rl.evaluate import eval_sampling, evaluate
 from rl.interfaces import Policy, Pool, Runtime
-from rl.losses import imitation_loss, policy_loss
+from rl.losses import Scale, batch_std, batch_sums, imitation_loss, needs_batch, policy_loss
 from rl.metrics import MetricsLog, add_stats, per_token, rollout_metrics, rollout_sums, warn_if_cut, write_json
 from rl.players import ModelPlayer
 from rl.rollout import Lost, collect_expert, collect_groups
 from rl.scores import Evaluation
 from rl.signals import StopSignals
 from runtime.rollplex import Rollplex
+from runtime.tracing import TIMELINE
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Trainer:
         self.progress = Progress()
         self.expert_tasks = TaskSampler(stable_seed(config.seed, 1))
         self.tasks = TaskSampler(config.seed)
+        TIMELINE.recording = config.runtime.trace
         self.log = MetricsLog(self.folder / "metrics.jsonl", enabled=runtime.rank == 0)
         self._last: Evaluation | None = None
         self._warned = False
@@ -136,15 +138,17 @@ class Trainer:
                 for group in collect_groups(
                     tasks, pool, self.policy, runtime, config, progress.step, should_stop=self.stop.requested, lost=lost
                 ):
-                    self._train_on(group)  # a finished group, others still decode
+                    if not needs_batch(config.rl):
+                        self._train_on(group)  # a finished group, others still decode
                     groups.append(group)
                 self._leave_if_asked(begin)
                 self._require_any(groups, lost)
+                if needs_batch(config.rl):
+                    self._train_on_batch(groups)
                 runtime.update(self._learning_rate())  # optimizer step, new policy_version, old encodings dropped
                 stats = runtime.stats()
                 for _ in range(config.rl.epochs - 1):
-                    for group in groups:
-                        self._train_on(group)
+                    self._train_on_batch(groups)
                     runtime.update(self._learning_rate())
                     stats = add_stats(stats, runtime.stats())
                 self._finish_step(groups, lost, stats, bar)
@@ -191,9 +195,15 @@ class Trainer:
         """This rank's tasks, each with its position in the step's batch over all ranks."""
         return list(enumerate(tasks))[self.runtime.rank :: self.runtime.world_size]
 
-    def _train_on(self, group: Group) -> None:
+    def _train_on(self, group: Group, batch_std: float = 1.0) -> None:
         longest = self.config.env.max_turns * self.config.rollout.max_tokens
-        self.runtime.train_on(group, policy_loss(self.config.rl, group, max_response_tokens=longest))
+        self.runtime.train_on(group, policy_loss(self.config.rl, group, Scale(longest, batch_std)))
+
+    def _train_on_batch(self, groups: Sequence[Group]) -> None:
+        """Register all groups at once; every rank comes here."""
+        std = batch_std(self.runtime.all_reduce(batch_sums(groups)))
+        for group in groups:
+            self._train_on(group, std)
 
     def _learning_rate(self) -> float:
         """Rises linearly over the first `train.warmup_steps` steps."""
@@ -223,7 +233,10 @@ class Trainer:
             progress.totals = add_stats(progress.totals, kept)
             metrics.setdefault("train/kl", float("nan"))  # no reference: written as null
         seconds = self._note_wall_time()
-        self.log.write(progress.phase, progress.step, metrics | {"time/step_s": seconds})
+        order = {"train/order": list(self.runtime.train_order)} if progress.phase == "rl" else {}
+        self.log.write(progress.phase, progress.step, metrics | {"time/step_s": seconds} | order)
+        if self.config.runtime.trace and self.runtime.rank == 0:
+            TIMELINE.write(self.folder / "trace.json")
         bar.update()
         logger.info("%s", step_line(progress, bar.total, metrics, seconds))
         if progress.phase == "rl" and self.runtime.rank == 0 and not self._warned:

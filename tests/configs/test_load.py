@@ -126,7 +126,7 @@ def test_a_key_like_no_other_is_refused_with_the_names_there_are(tmp_path: Path)
         ("steps=true", "steps: True, expected an integer >= 0."),
         ("imitation.noise=2", "imitation.noise: 2, expected a number >= 0 and <= 1."),
         ("runtime.zero_stage=4", "runtime.zero_stage: 4, expected one of 0, 1, 2, 3."),
-        ("rl.advantage=gpro", "rl.advantage: 'gpro', expected one of grpo, dr_grpo."),
+        ("rl.advantage=gpro", "rl.advantage: 'gpro', expected one of grpo, dr_grpo, reinforce_pp."),
         ("runtime.fallback=maybe", "runtime.fallback: 'maybe', expected true or false."),
         ("env.options=3", "env.options: 3, expected `name: value` pairs."),
     ],
@@ -302,3 +302,9 @@ def test_the_digest_follows_what_decides_the_numbers_and_nothing_else(tmp_path: 
     assert config_digest(load_config(path, ["run_dir=elsewhere", "resume=auto", "save_every=1"])) == digest
     assert config_digest(load_config(path, ["rl.kl_coef=0.1"])) != digest
     assert config_digest(load_config(path, ["env.options.image_size=64"])) != digest
+
+
+def test_a_loss_that_needs_the_whole_batch_cannot_be_streamed() -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.schedule: streamed, but rl\.advantage=reinforce_pp needs"):
+        load_config("configs/demo.yaml", ["rl.advantage=reinforce_pp", "runtime.schedule=streamed"])
+    load_config("configs/demo.yaml", ["rl.advantage=reinforce_pp", "runtime.schedule=overlapped"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as processor_resize
 
 from configs.errors import ConfigError
-from data.budget import ClipSpec, TooThin, plan_clip, smart_resize, video_token_budget
+from data.budget import ClipSpec, Unshowable, plan_clip, smart_resize, video_token_budget
 
 SPEC = ClipSpec(fps=2.0, max_frames=64, min_pixels=28 * 28, max_pixels=224 * 224)
 
@@ -63,7 +63,7 @@ def test_odd_sizes_become_multiples_of_28(width: int, height: int, expected: tup
 
 @pytest.mark.parametrize(("width", "height"), [(4300, 20), (20, 4300), (0, 10)])
 def test_frames_that_are_too_thin_are_refused(width: int, height: int) -> None:
-    with pytest.raises(TooThin, match=f"{width}x{height}"):
+    with pytest.raises(Unshowable, match=f"{width}x{height}"):
         smart_resize(height, width, SPEC)
 
 
@@ -115,7 +115,7 @@ def test_frames_follow_where_the_smallest_pixels_are_too_many() -> None:
 
 def test_a_budget_below_one_step_is_an_error_with_a_remedy() -> None:
     spec = dataclasses.replace(SPEC, min_pixels=112 * 112, max_tokens=8)
-    with pytest.raises(ConfigError, match=r"need 16 tokens; a video may have 8.*Raise data.max_video_tokens"):
+    with pytest.raises(Unshowable, match=r"need 16 tokens; a video may have 8.*Raise data.max_video_tokens"):
         plan_clip(10.0, 300, 224, 224, spec)
 
 

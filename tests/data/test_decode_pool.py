@@ -94,7 +94,8 @@ def test_a_clip_on_which_a_worker_fails_once_is_decoded_with_pyav(
 
 
 def test_a_worker_killed_from_outside_is_replaced(pool: DecodePool, videos: list[Path]) -> None:
-    assert len(pool.result(pool.submit(videos[0])).frames) == 3
+    while not all(worker.is_ready for worker in pool._workers):
+        pool.poll(0.1)
     for worker in pool._workers:
         os.kill(worker.child.process.pid, signal.SIGKILL)
     assert [len(pool.result(pool.submit(video)).frames) for video in videos] == [3, 3, 4, 4, 5]
@@ -163,9 +164,17 @@ def test_spools_of_killed_processes_are_removed(tmp_path: Path) -> None:
     assert mine.is_dir()
 
 
-def test_a_budget_that_nothing_fits_stops_with_the_remedy(tmp_path: Path, videos: list[Path]) -> None:
-    with (
-        DecodePool(ClipSpec(min_pixels=56 * 56), workers=1, timeout_s=30.0, cache_dir=None, cache_bytes=0) as pool,
-        pytest.raises(UserError, match=r"0\.mp4: .* Raise data\.max_video_tokens"),
-    ):
-        pool.result(pool.submit(videos[0], max_tokens=1))
+def test_a_budget_that_nothing_fits_is_a_reason_with_a_remedy(tmp_path: Path, videos: list[Path]) -> None:
+    spec = ClipSpec(min_pixels=56 * 56)
+    with DecodePool(spec, workers=1, timeout_s=30.0, cache_dir=None, cache_bytes=0) as pool:
+        ticket = pool.submit(videos[0], max_tokens=1)
+        with pytest.raises(BadMedia, match=r"need 4 tokens; .* Raise data\.max_video_tokens"):
+            pool.result(ticket)
+
+
+def test_a_full_disk_stops_the_run_and_blames_no_video(tmp_path: Path, videos: list[Path]) -> None:
+    with make_pool(tmp_path, workers=1) as pool:
+        pool._spool.rmdir()  # nothing can be written there any more
+        ticket = pool.submit(videos[0])
+        with pytest.raises(UserError, match=r"cannot write decoded frames .*data\.cache_dir"):
+            pool.result(ticket)

@@ -129,7 +129,13 @@ class RandomFaultsEnv(CountingEnv):
 
     def __init__(self, crash: float = 0.0, hang: float = 0.0, slow: float = 0.0, raising: float = 0.0) -> None:
         super().__init__()
-        self._chances = {"segfault": crash / 2, "exit": crash / 2, "hang": hang, "slow-a-little": slow, "raise": raising}
+        self._chances = {
+            "segfault": crash / 2,
+            "exit": crash / 2,
+            "hang": hang,
+            "slow-a-little": slow,
+            "raise": raising,
+        }
 
     def _advance(self, action: str | None) -> tuple[float, bool, bool]:
         coin = int.from_bytes(os.urandom(7), "big") / (1 << 56)

@@ -137,6 +137,7 @@ class FakeRuntime:
     rank = 0
     world_size = 1
     weights_shared_fraction = 1.0
+    train_order = (0, 1)
 
     def __init__(
         self, answer: Callable[[TurnKey, Sampling], int] = lambda key, sampling: GO, *, timing: int = 0

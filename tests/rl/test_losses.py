@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.schema import RLConfig
 from data.types import Group, Response, Rollout, TokenBatch, Turn
-from rl.losses import POLICY_LOSSES, imitation_loss, k3, policy_loss
+from rl.losses import POLICY_LOSSES, Scale, batch_std, batch_sums, imitation_loss, k3, needs_batch, policy_loss
 from rl.players import NO_PROMPT
 
 LN2 = math.log(2)
@@ -58,7 +58,7 @@ def gradient(loss: Tensor, batch: TokenBatch) -> list[float]:
 
 def test_grpo_on_policy_gradient_is_minus_advantage_over_length() -> None:
     group = Group(0, (rollout(1, [1, 1]), rollout(0, [3, 1])))  # advantages +1 and -1, lengths 2 and 4
-    loss = policy_loss(RLConfig(), group, max_response_tokens=99)
+    loss = policy_loss(RLConfig(), group, Scale(99))
     batch = tokens(group, [-0.5] * 6)
     value, metrics = loss.fn(batch)
     assert loss.denominator == 2
@@ -73,7 +73,7 @@ def test_grpo_on_policy_gradient_is_minus_advantage_over_length() -> None:
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:
     group = Group(0, (rollout(1, [2]), rollout(0, [4])))  # advantages +0.5 and -0.5
     batch = tokens(group, [-1.0] * 6)
-    loss = policy_loss(RLConfig(advantage="dr_grpo"), group, max_response_tokens=8)
+    loss = policy_loss(RLConfig(advantage="dr_grpo"), group, Scale(8))
     value, _ = loss.fn(batch)
     assert loss.denominator == 2
     assert gradient(value, batch) == pytest.approx([-0.5 / 8] * 2 + [0.5 / 8] * 4)
@@ -84,7 +84,7 @@ def test_clipping_is_asymmetric_and_stops_the_gradient_on_the_pessimistic_side_o
     config = RLConfig(clip_low=0.1, clip_high=0.5)
     group = Group(0, (rollout(1, [2]), rollout(0, [2])))
     batch = tokens(group, [-1.0] * 4, old=[-1.0 - LN2, -1.0 + LN2, -1.0 - LN2, -1.0 + LN2])
-    value, metrics = policy_loss(config, group, max_response_tokens=2).fn(batch)
+    value, metrics = policy_loss(config, group, Scale(2)).fn(batch)
     # A = +1: min(2, 1.5) = 1.5, clipped; min(0.5, 0.9) = 0.5, free.
     # A = -1: min(-2, -1.5) = -2, free; min(-0.5, -0.9) = -0.9, clipped.
     assert value.item() == pytest.approx(0.5 * (-1.5 - 0.5 + 2 + 0.9))
@@ -106,7 +106,7 @@ def test_k3_is_zero_at_the_reference_and_its_gradient_is_one_minus_the_ratio() -
 def test_kl_is_added_per_token_with_its_coefficient() -> None:
     group = Group(0, (rollout(1, [1]), rollout(1, [1])))  # equal rewards: KL alone is left
     batch = tokens(group, [-1.0, -1.0], reference=[-1.0 + LN2, -1.0])
-    loss = policy_loss(RLConfig(kl_coef=0.1), group, max_response_tokens=1)
+    loss = policy_loss(RLConfig(kl_coef=0.1), group, Scale(1))
     value, metrics = loss.fn(batch)
     assert loss.needs_reference
     assert value.item() == pytest.approx(0.1 * (1 - LN2))
@@ -118,7 +118,7 @@ def test_kl_is_added_per_token_with_its_coefficient() -> None:
 def test_a_group_of_equal_rewards_gives_a_loss_of_zero(name: str) -> None:
     group = Group(0, tuple(rollout(reward, [2]) for reward in [0.1 + 0.2, 0.3] * 4))
     batch = tokens(group, [-0.7] * 16)
-    value, _ = POLICY_LOSSES[name](RLConfig(), group, 2).fn(batch)
+    value, _ = POLICY_LOSSES[name](RLConfig(), group, Scale(2)).fn(batch)
     assert value.item() == 0
     assert gradient(value, batch) == [0] * 16
 
@@ -126,7 +126,7 @@ def test_a_group_of_equal_rewards_gives_a_loss_of_zero(name: str) -> None:
 def test_mask_truncated_drops_the_cut_response_and_keeps_its_rollout_in_the_denominator() -> None:
     group = Group(0, (rollout(1, [2, 3], cut=[1]), rollout(0, [1, 1])))
     batch = tokens(group, [-1.0] * 7)
-    loss = policy_loss(RLConfig(mask_truncated=True), group, max_response_tokens=9)
+    loss = policy_loss(RLConfig(mask_truncated=True), group, Scale(9))
     value, metrics = loss.fn(batch)
     assert loss.denominator == 2
     assert gradient(value, batch) == pytest.approx([-0.5, -0.5, 0, 0, 0, 0.5, 0.5])
@@ -138,7 +138,7 @@ def test_mask_truncated_survives_groups_with_nothing_to_train_on(num_cut: int, n
     # D14: eight responses reach the limit; then one of them ended exactly there.
     group = Group(0, tuple(rollout(float(i % 2), [4], cut=[0] if i < num_cut else []) for i in range(8)))
     batch = tokens(group, [-1.0] * 32, old=[-99.0] * 32, reference=[-2.0] * 32)
-    value, metrics = policy_loss(RLConfig(mask_truncated=True, kl_coef=0.1), group, max_response_tokens=4).fn(batch)
+    value, metrics = policy_loss(RLConfig(mask_truncated=True, kl_coef=0.1), group, Scale(4)).fn(batch)
     slopes = gradient(value, batch)
     assert math.isfinite(value.item())
     assert sum(slope != 0 for slope in slopes) <= num_trained
@@ -163,7 +163,7 @@ def test_imitation_is_the_cross_entropy_summed_over_tokens() -> None:
 def test_a_group_split_into_rows_adds_up_to_the_whole() -> None:
     group = Group(0, (rollout(1, [1, 2]), rollout(0, [3]), rollout(0, [1])))
     whole = tokens(group, [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7], old=[-0.5] * 7, reference=[-0.2] * 7)
-    loss = policy_loss(RLConfig(kl_coef=0.3), group, max_response_tokens=9)
+    loss = policy_loss(RLConfig(kl_coef=0.3), group, Scale(9))
     assert whole.reference is not None
     parts = [
         TokenBatch(
@@ -178,3 +178,15 @@ def test_a_group_split_into_rows_adds_up_to_the_whole() -> None:
     ]
     total = sum((loss.fn(part)[0] for part in parts), torch.zeros((), dtype=torch.float64))
     torch.testing.assert_close(total, loss.fn(whole)[0], rtol=0, atol=1e-15)
+
+
+def test_reinforce_pp_divides_by_the_whole_batch() -> None:
+    config = RLConfig(advantage="reinforce_pp")
+    # Group means 1 and 0.5: centered rewards -1, 1 and -0.5, 0.5; their mean square is 2.5 / 4.
+    groups = [Group(i, (rollout(0, [1]), rollout(r, [1]))) for i, r in enumerate((2, 1))]
+    assert batch_sums(groups) == {"rollouts": 4.0, "centered_squares": 2.5}
+    std = batch_std(batch_sums(groups))
+    assert std == pytest.approx(0.625**0.5)
+    assert needs_batch(config)
+    assert not needs_batch(RLConfig())
+    assert batch_std({"rollouts": 4.0, "centered_squares": 0.0}) == 1.0

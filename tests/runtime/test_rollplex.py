@@ -24,7 +24,7 @@ from configs.schema import (
     TrainConfig,
 )
 from data.types import Group, Prompt, Response, Rollout, Sampling, Turn, TurnKey
-from rl.losses import policy_loss
+from rl.losses import Scale, policy_loss
 from runtime.memory import HBMExhausted
 from runtime.prefix_tree import StaleEncoding
 from runtime.rollplex import Rollplex
@@ -103,7 +103,7 @@ def record(prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -
 
 def train(runtime: Rollplex, groups: list[Group], order: Sequence[int] = ()) -> dict[str, float]:
     for group in groups:
-        runtime.train_on(group, policy_loss(runtime.config.rl, group, max_response_tokens=12))
+        runtime.train_on(group, policy_loss(runtime.config.rl, group, Scale(12)))
     runtime.update(1e-3, order)
     return runtime.stats()
 
@@ -332,7 +332,7 @@ def stream(runtime: Rollplex, prompts: dict[TurnKey, Prompt], responses: dict[Tu
             left[key.group] -= 1
             if not left[key.group]:
                 group = groups[key.group]
-                runtime.train_on(group, policy_loss(runtime.config.rl, group, max_response_tokens=12))
+                runtime.train_on(group, policy_loss(runtime.config.rl, group, Scale(12)))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.schema import RLConfig
 from data.types import Group, Turn, Vocabulary
-from rl.losses import policy_loss
+from rl.losses import Scale, policy_loss
 from runtime.memory import Ledger, ModelShape
 from runtime.prefix_tree import GradientBuffer
 from runtime.update import Updater
@@ -90,7 +90,7 @@ def tree_gradients(
                 if config.kl_coef:
                     list(updater.score_reference(item, unit))
     for group, item in zip(groups, work, strict=True):
-        list(updater.train(item, policy_loss(config, group, max_response_tokens=24)))
+        list(updater.train(item, policy_loss(config, group, Scale(24))))
     updater.release()
     updater.ledger.check_integrity(empty=("boundaries", "logits"))
     return {name: buffer.views[parameter] for name, parameter in parameters.items()}, updater

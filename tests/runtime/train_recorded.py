@@ -17,7 +17,7 @@ import torch  # noqa: E402
 
 from agent.models import resolve_model  # noqa: E402
 from configs.schema import RLConfig, RolloutConfig, RunConfig, RuntimeConfig, TrainConfig  # noqa: E402
-from rl.losses import policy_loss  # noqa: E402
+from rl.losses import Scale, policy_loss  # noqa: E402
 from runtime.rollplex import Rollplex  # noqa: E402
 from tests.runtime.support import load_tiny, random_group, vocabulary_of  # noqa: E402
 
@@ -46,7 +46,7 @@ def main() -> None:
             generator = torch.Generator().manual_seed(step)
             groups = [random_group(model, generator, index, LENGTHS, REWARDS) for index in range(options.groups)]
             for group in groups[runtime.rank :: runtime.world_size]:
-                runtime.train_on(group, policy_loss(config.rl, group, max_response_tokens=24))
+                runtime.train_on(group, policy_loss(config.rl, group, Scale(24)))
             # Where a gradient is as small as Adam's epsilon, rounding shows in the step: 1e-6 is 1 % of this rate.
             runtime.update(1e-4)
         if runtime.rank == 0:
