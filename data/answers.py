@@ -17,10 +17,9 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _LABEL = re.compile(r"\s*[(\[]?([A-Za-z])\s*[.):\]]\s*")
-_CUE = re.compile(
-    r"\b(?:answer|option|choice|choose|chose|pick|select)(?:\s+(?:is|would be|should be|option|choice))?\W*",
-    re.IGNORECASE,
-)
+_LINK = r"(?:\s+(?:is|would be|should be|must be|option|choice|letter))*\W*"
+_ANSWER_CUE = re.compile(rf"\banswer{_LINK}", re.IGNORECASE)
+_OPTION_CUE = re.compile(rf"\b(?:option|choice|choose|chose|pick|select){_LINK}", re.IGNORECASE)
 _AFTER_CUE = 100
 """How far after a cue its letters are looked for (characters)."""
 
@@ -102,12 +101,13 @@ def parse_choice(text: str, options: Sequence[str]) -> str | None:
 
 
 def _letters_in_cues(clean: str, letters: str) -> set[str]:
-    """Letters that follow `the answer is` and the like, `B or C` both; what is said last counts."""
-    named: set[str] = set()
-    for cue in _CUE.finditer(clean):
-        found = _enumerated(clean[cue.end() : cue.end() + _AFTER_CUE], letters)
-        named = found or named
-    return named
+    """Letters after the last `the answer is` that has some, `B or C` both; else all those after `option` and the like."""
+    found = [
+        [_enumerated(clean[cue.end() : cue.end() + _AFTER_CUE], letters) for cue in cues.finditer(clean)]
+        for cues in (_ANSWER_CUE, _OPTION_CUE)
+    ]
+    answers = [named for named in found[0] if named]
+    return answers[-1] if answers else set().union(*found[1])
 
 
 def _letters_at_start(clean: str, letters: str) -> set[str]:

@@ -19,9 +19,12 @@ from envs.video_env import Split, VideoEnv
 
 ENVS: dict[str, str] = {
     "rooms": "envs.rooms:RoomsEnv",
+    "mujoco_rooms": "envs.mujoco_rooms:MujocoRoomsEnv",
+    "miniworld": "envs.miniworld:MiniWorldEnv",
+    "habitat": "envs.habitat:HabitatEnv",
 }
 """Class of each built-in environment. `EnvConfig.id` may also be such a `module.path:ClassName` itself."""
-ONE_PER_PROCESS: frozenset[str] = frozenset()
+ONE_PER_PROCESS = frozenset({"habitat"})
 """Those that allow one simulator a process."""
 GYM = "gym:"
 """Prefix of gymnasium's ids."""

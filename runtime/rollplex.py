@@ -21,6 +21,7 @@ from configs.schema import RunConfig
 from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey, Vocabulary
 from runtime import tracing
 from runtime.deepspeed_engine import Trainer, init_distributed
+from runtime.lane import make_lane
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
 from runtime.prefix_tree import StaleEncoding
 from runtime.tracing import TIMELINE
@@ -28,7 +29,7 @@ from runtime.update import Steps, Updater
 from runtime.vision import VisionCache
 from runtime.vllm_engine import RolloutEngine
 from runtime.vlm import SplitVLM, load_vlm
-from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window
+from runtime.window import JOB_KINDS, SCHEDULES, Fallback, Job, JobKind, Window
 from runtime.work import GroupWork, Packing
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class Rollplex:
         schedule = SCHEDULES[config.runtime.schedule]
         chain = config.agent.context == "history"
         self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
-        self.window = Window(schedule, config.runtime.backlog)
+        self.lane = make_lane()
+        self.window = Window(schedule, config.runtime.backlog, self.lane)
         self._fallback = Fallback(config.runtime.fallback and bool(schedule.window))
         self._groups: dict[int, GroupWork] = {}
         self._open: set[TurnKey] = set()
@@ -189,9 +191,9 @@ class Rollplex:
             self.window.pump(decoding=False)
             return []
         with tracing.span("together"):
-            with tracing.span("decode"):
+            with tracing.span("decode"), self.lane.decode():
                 ended = self._engine.step()
-            self.window.pump()
+            self.window.pump(decoding=True)
         for key, response in ended:
             if key in self._open:
                 self._open.remove(key)
@@ -270,7 +272,7 @@ class Rollplex:
         """
         with tracing.span("score"):
             self.ledger.enter("score")
-            self.window.finish(drop_unstarted=True)
+            self.window.finish()
             for item in self._registered:
                 for unit in item.work.units if item.loss.needs_reference and not item.trained else ():
                     if not unit.scored:
@@ -306,6 +308,7 @@ class Rollplex:
         if not denominator:
             raise ValueError("update() without a group: call train_on first")
         with tracing.span("optimizer"):
+            self.lane.join()
             self._gathered.close()
             grad_norm = self.trainer.step(lr, denominator)
             self._gathered.enter_context(self.trainer.gathered())
@@ -318,6 +321,7 @@ class Rollplex:
 
     def _publish(self) -> None:
         """Make the present weights a new version: encodings and caches of the old one are refused or dropped."""
+        self.lane.join()
         self.policy_version += 1
         self.actor.version = self.policy_version
         if self._engine is not None:
@@ -363,17 +367,17 @@ class Rollplex:
     def _window_stats(self) -> dict[str, float]:
         times = TIMELINE.reset()
         window = self.window.reset()
-        window.decode_s, window.together_s = times.get("decode", 0.0), times.pop("together", 0.0)
-        efficiency = window.overlap_efficiency()
-        if self._fallback.loses(efficiency) and self.window.schedule.window:
+        times |= {f"job_{kind}": window.of(kind) for kind in JOB_KINDS}
+        efficiency = window.overlap_efficiency(times.get("decode", 0.0), times.pop("together", 0.0))
+        if self.window.schedule.window and self._fallback.loses(efficiency):
             logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", efficiency)
             self.window.schedule = SCHEDULES["serial"]
         return {f"time/{name}_s": seconds for name, seconds in times.items()} | {
             "window/jobs": float(window.jobs),
-            "window/hidden_s": window.hidden_s,
-            "window/spill_s": window.spill_s,
+            "window/hidden_s": window.at("beside", "idle"),
+            "window/spill_s": window.at("after"),
             "window/overlap_efficiency": efficiency,
-            "window/fallback": float(bool(self._fallback.enabled and not self.window.schedule.window)),
+            "window/fallback": float(self._fallback.enabled and not self.window.schedule.window),
         }
 
     def _memory_stats(self) -> dict[str, float]:

@@ -7,15 +7,16 @@ decides with plain Python.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, get_args
 
 from runtime import tracing
 
 JobKind = Literal["actor_prefix", "actor_response", "reference_prefix", "reference_score", "train"]
+JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 
 
 @dataclass(frozen=True)
@@ -47,26 +48,47 @@ class Job:
     started: bool = False
 
 
-@dataclass
+class Lane(Protocol):
+    """Where jobs run: it takes quanta, and says how many are under way and what they took."""
+
+    def work(self, name: str) -> AbstractContextManager[None]:
+        """Context in which a quantum is handed out; its time is added to `name`."""
+        ...
+
+    def outstanding(self) -> int:
+        """Quanta handed out and not yet done (count)."""
+        ...
+
+    def seconds(self) -> dict[str, float]:
+        """Time by name since the last call (s); waits for what is under way."""
+        ...
+
+
+@dataclass(frozen=True)
 class WindowStats:
     """What one optimizer step's window did."""
 
-    jobs: int = 0
+    jobs: int
     """Jobs that ended inside the window (count)."""
-    hidden_s: float = 0.0
-    """Job time inside the window (s)."""
-    spill_s: float = 0.0
-    """Job time after it (s)."""
-    decode_s: float = 0.0
-    """Decode time (s)."""
-    beside_decode_s: float = 0.0
-    """Job time between decode steps, a part of `hidden_s`: the rest ran while nothing decoded (s)."""
-    together_s: float = 0.0
-    """Wall time of the decode steps and of the quanta between them (s)."""
+    seconds: dict[str, float]
+    """Job time by `place/kind` (s); the places are `beside` decode steps, `idle` while nothing decodes, `after`."""
 
-    def overlap_efficiency(self) -> float:
-        """(Decode alone + jobs alone) / together: above 1 where overlap gains, at most 2."""
-        return (self.decode_s + self.beside_decode_s) / self.together_s if self.together_s else 1.0
+    def at(self, *places: str) -> float:
+        """Job time in these places (s)."""
+        return sum(value for name, value in self.seconds.items() if name.partition("/")[0] in places)
+
+    def of(self, kind: JobKind) -> float:
+        """Job time of a kind, wherever it ran (s)."""
+        return sum(value for name, value in self.seconds.items() if name.partition("/")[2] == kind)
+
+    def overlap_efficiency(self, decode_s: float, together_s: float) -> float:
+        """(Decode alone + jobs alone) / together: above 1 where overlap gains, at most 2.
+
+        Args:
+            decode_s: time of the decode steps (s).
+            together_s: wall time of the decode steps and of the quanta between them (s).
+        """
+        return (decode_s + self.at("beside")) / together_s if together_s else 1.0
 
 
 @dataclass
@@ -78,9 +100,9 @@ class Window:
 
     schedule: Schedule
     backlog: int
-    """Most quanta handed out between two decode steps (count)."""
-    clock: Callable[[], float] = time.perf_counter
-    stats: WindowStats = field(default_factory=WindowStats)
+    """Most quanta handed out between two decode steps, and most under way (count)."""
+    lane: Lane
+    _jobs: int = 0
     _queue: deque[Job] = field(default_factory=deque)
 
     def admits(self, kind: JobKind) -> bool:
@@ -91,51 +113,44 @@ class Window:
         assert self.admits(job.kind), f"{job.kind} may not run in this window"
         self._queue.append(job)
 
-    def pump(self, *, decoding: bool = True) -> None:
-        """Advance the queue by at most `backlog` quanta, between decode steps or while nothing decodes."""
-        start = self.clock()
+    def pump(self, *, decoding: bool) -> None:
+        """Advance the queue by at most `backlog` quanta, between decode steps or while nothing decodes; never waits."""
         for _ in range(self.backlog):
-            if not self._queue:
+            if not self._queue or self.lane.outstanding() >= self.backlog:
                 break
-            self._advance()
-        seconds = self.clock() - start
-        self.stats.hidden_s += seconds
-        self.stats.beside_decode_s += seconds if decoding else 0.0
+            self._jobs += self._advance("beside" if decoding else "idle")
 
-    def _advance(self) -> None:
+    def _advance(self, place: str) -> bool:
+        """Hand out one quantum of the job in front; True where that was its last."""
         job = self._queue[0]
         job.started = True
-        with tracing.span(f"job_{job.kind}", lane=job.kind):
+        with tracing.span(f"job_{job.kind}", lane=job.kind), self.lane.work(f"{place}/{job.kind}"):
             try:
                 next(job.steps)
             except StopIteration:
                 self._queue.popleft()
-                self.stats.jobs += 1
+                return True
+        return False
 
-    def finish(self, *, drop_unstarted: bool) -> None:
-        """End the window: finish the job under way, and the queue behind it unless it is to be dropped.
+    def finish(self) -> None:
+        """End the window: finish the job under way and registered training, and drop the rest.
 
-        Dropped jobs are those whose work the update will do itself, when and where it needs it.
+        What is dropped the update does itself, when and where it needs it.
         """
-        start = self.clock()
-        if drop_unstarted:
-            self._queue = deque(job for job in self._queue if job.started or job.kind == "train")
+        self._queue = deque(job for job in self._queue if job.started or job.kind == "train")
         while self._queue:
-            self._advance()
-        self.stats.spill_s += self.clock() - start
+            self._advance("after")
 
     def run(self, job: Job) -> None:
         """Run work to its end, after the window."""
-        start = self.clock()
-        with tracing.span(f"job_{job.kind}", lane=job.kind):
+        with tracing.span(f"job_{job.kind}", lane=job.kind), self.lane.work(f"after/{job.kind}"):
             for _ in job.steps:
                 pass
-        self.stats.spill_s += self.clock() - start
 
     def reset(self) -> WindowStats:
         """Begin a new step; returns the last one's statistics."""
-        last, self.stats = self.stats, WindowStats()
-        return last
+        jobs, self._jobs = self._jobs, 0
+        return WindowStats(jobs, self.lane.seconds())
 
 
 @dataclass

@@ -75,6 +75,13 @@ def test_no_option_or_several_are_none(text: str) -> None:
     assert parse_choice(text, COLORS) is None
 
 
+def test_what_is_said_about_other_options_does_not_count() -> None:
+    assert parse_choice("The answer is B because option C is wrong.", COLORS) == "B"
+    assert parse_choice("Option B is right, option C is wrong.", COLORS) is None
+    assert parse_choice("The correct answer is option B.", COLORS) == "B"
+    assert parse_choice("The answer is A. No, the answer is B.", COLORS) == "B"
+
+
 def test_an_article_is_no_option() -> None:
     assert parse_choice("A person walks", ("Red", "Blue")) is None
     assert parse_choice("A person walks", COLORS) == "D"  # that is the text of D

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,36 @@ def test_a_full_disk_stops_the_run_and_blames_no_video(tmp_path: Path, videos: l
         ticket = pool.submit(videos[0])
         with pytest.raises(UserError, match=r"cannot write decoded frames .*data\.cache_dir"):
             pool.result(ticket)
+
+
+def _cpu_s(pool: DecodePool) -> float:
+    """Processor time of a pool's workers so far (s)."""
+    fields = [Path(f"/proc/{worker.child.process.pid}/stat").read_text().split() for worker in pool._workers]
+    return sum(int(user) + int(system) for user, system in (field[13:15] for field in fields)) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processor times from /proc")
+def test_two_workers_decode_at_least_1_6_times_as_much_as_one(tmp_path: Path) -> None:
+    """In processor time, which other programs on the machine hardly change: a second worker halves what each does.
+
+    What two workers and this process need for a clip, on cores of their own, against what one needs.
+    """
+    noise = np.random.default_rng(0).integers(0, 255, (60, 45, 80, 3), np.uint8).repeat(8, axis=1).repeat(8, axis=2)
+    video = make_video(tmp_path / "a.mp4", steady(60, 30.0), width=640, height=360, frames=noise)
+    num_clips, worker_s, here_s = 12, {1: 1e9, 2: 1e9}, {1: 1e9, 2: 1e9}
+    pools = {workers: make_pool(tmp_path, workers=workers) for workers in (1, 2)}
+    try:
+        for _ in range(4):
+            for workers, pool in pools.items():
+                before, here = _cpu_s(pool), time.process_time()
+                for ticket in [pool.submit(video) for _ in range(num_clips)]:
+                    pool.result(ticket)
+                worker_s[workers] = min(worker_s[workers], (_cpu_s(pool) - before) / num_clips)
+                here_s[workers] = min(here_s[workers], (time.process_time() - here) / num_clips)
+    finally:
+        for pool in pools.values():
+            pool.close()
+    assert worker_s[1] / max(worker_s[2] / 2, here_s[2]) >= 1.6, (worker_s, here_s)

@@ -1,76 +1,102 @@
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window, WindowStats
 
 
-class Clock:
-    """Advances one second each time somebody works."""
+class FakeLane:
+    """A device on which every quantum takes a second, done when the test says so."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.under_way = 0
+        self.done_at_once = True
+        self.times: dict[str, float] = {}
 
-    def __call__(self) -> float:
-        return self.now
+    @contextmanager
+    def work(self, name: str) -> Iterator[None]:
+        yield
+        self.times[name] = self.times.get(name, 0.0) + 1.0
+        self.under_way += not self.done_at_once
+
+    def outstanding(self) -> int:
+        return self.under_way
+
+    def seconds(self) -> dict[str, float]:
+        last, self.times = self.times, {}
+        return last
 
 
-def job(clock: Clock, log: list[str], name: str, quanta: int, kind: JobKind = "actor_prefix") -> Job:
+def job(log: list[str], name: str, quanta: int, kind: JobKind = "actor_prefix") -> Job:
     def steps() -> Generator[None, None, None]:
         for index in range(quanta):
-            clock.now += 1.0
             log.append(f"{name}{index}")
             yield
 
     return Job(kind, steps())
 
 
-def window(schedule: str = "overlapped", backlog: int = 2) -> tuple[Window, Clock, list[str]]:
-    clock = Clock()
-    return Window(SCHEDULES[schedule], backlog, clock), clock, []
+def window(schedule: str = "overlapped", backlog: int = 2) -> tuple[Window, FakeLane, list[str]]:
+    lane = FakeLane()
+    return Window(SCHEDULES[schedule], backlog, lane), lane, []
 
 
 def test_pump_hands_out_at_most_backlog_quanta_in_order() -> None:
-    queue, clock, log = window(backlog=2)
-    queue.add(job(clock, log, "a", 3))
-    queue.add(job(clock, log, "b", 1))
-    queue.pump()
+    queue, _, log = window(backlog=2)
+    queue.add(job(log, "a", 3))
+    queue.add(job(log, "b", 1))
+    queue.pump(decoding=True)
     assert log == ["a0", "a1"]
-    queue.pump()  # the third quantum, and the one in which the generator ends
+    queue.pump(decoding=True)  # the third quantum, and the one in which the generator ends
     assert log == ["a0", "a1", "a2"]
-    queue.pump()
+    queue.pump(decoding=False)
     assert log == ["a0", "a1", "a2", "b0"]
-    assert queue.stats.jobs == 2
-    assert queue.stats.hidden_s == 4.0
-    assert queue.stats.spill_s == 0.0
+    stats = queue.reset()
+    assert stats.jobs == 2
+    assert stats.seconds == {"beside/actor_prefix": 4.0, "idle/actor_prefix": 2.0}
+    assert (stats.at("beside", "idle"), stats.at("after"), stats.of("actor_prefix")) == (6.0, 0.0, 6.0)
+
+
+def test_pump_hands_out_nothing_while_the_device_is_behind() -> None:
+    queue, lane, log = window(backlog=2)
+    lane.done_at_once = False
+    queue.add(job(log, "a", 9))
+    queue.pump(decoding=True)
+    queue.pump(decoding=True)
+    assert log == ["a0", "a1"]
+    lane.under_way = 1
+    queue.pump(decoding=True)
+    assert log == ["a0", "a1", "a2"]
 
 
 def test_finish_ends_the_started_job_and_drops_the_rest() -> None:
-    queue, clock, log = window(backlog=1)
+    queue, _, log = window(backlog=1)
     for name in "abc":
-        queue.add(job(clock, log, name, 2))
-    queue.pump()
-    queue.finish(drop_unstarted=True)
+        queue.add(job(log, name, 2))
+    queue.pump(decoding=True)
+    queue.finish()
     assert log == ["a0", "a1"]
-    assert (queue.stats.hidden_s, queue.stats.spill_s) == (1.0, 1.0)
+    stats = queue.reset()
+    assert (stats.at("beside"), stats.at("after")) == (1.0, 2.0)
+    assert stats.jobs == 0  # none ended inside the window
 
 
 def test_finish_keeps_registered_training() -> None:
-    queue, clock, log = window("streamed")
-    queue.add(job(clock, log, "p", 1))
-    queue.add(job(clock, log, "t", 1, "train"))
-    queue.finish(drop_unstarted=True)
+    queue, _, log = window("streamed")
+    queue.add(job(log, "p", 1))
+    queue.add(job(log, "t", 1, "train"))
+    queue.finish()
     assert log == ["t0"]
 
 
-def test_finish_runs_everything_where_nothing_is_dropped() -> None:
-    queue, clock, log = window()
-    queue.add(job(clock, log, "a", 2))
-    queue.add(job(clock, log, "b", 1))
-    queue.finish(drop_unstarted=False)
-    assert log == ["a0", "a1", "b0"]
+def test_run_is_after_the_window() -> None:
+    queue, _, log = window("serial")
+    queue.run(job(log, "a", 3, "train"))
+    assert log == ["a0", "a1", "a2"]
+    assert queue.reset().seconds == {"after/train": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -90,15 +116,16 @@ def test_schedules_admit_what_they_name(schedule: str, kinds: str) -> None:
 
 
 def test_a_job_the_schedule_does_not_admit_is_our_bug() -> None:
-    queue, clock, log = window("serial")
+    queue, _, log = window("serial")
     with pytest.raises(AssertionError, match="actor_prefix"):
-        queue.add(job(clock, log, "a", 1))
+        queue.add(job(log, "a", 1))
 
 
 def test_overlap_efficiency_is_alone_over_together() -> None:
-    # 3 s of decoding and 1 s of jobs, done in 2.5 s of wall time.
-    assert WindowStats(decode_s=3.0, hidden_s=9.0, beside_decode_s=1.0, together_s=2.5).overlap_efficiency() == 1.6
-    assert WindowStats().overlap_efficiency() == 1.0
+    stats = WindowStats(jobs=1, seconds={"beside/train": 1.0, "idle/train": 7.0})
+    # 3 s of decoding and 1 s of jobs beside it, done in 2.5 s of wall time.
+    assert stats.overlap_efficiency(decode_s=3.0, together_s=2.5) == 1.6
+    assert stats.overlap_efficiency(0.0, 0.0) == 1.0
 
 
 def test_fallback_gives_up_after_three_losing_steps_in_a_row() -> None:

@@ -1,0 +1,99 @@
+"""Where window work runs: beside decode on a stream of its own, or in line where there is no such device.
+
+All trainer work of a process runs in one lane, in the window and after it, so that its tensors never cross streams
+unseen; the lane and the default stream wait for each other only where weights change hands. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class InlineLane:
+    """No second queue: work is done when it has been handed out."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def work(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    @contextmanager
+    def decode(self) -> Iterator[None]:
+        """Context in which a decode step runs."""
+        yield
+
+    def outstanding(self) -> int:
+        return 0
+
+    def join(self) -> None:
+        """Make what follows on either side see what the other has done."""
+
+    def seconds(self) -> dict[str, float]:
+        last, self._seconds = dict(self._seconds), defaultdict(float)
+        return last
+
+
+class StreamLane:
+    """A low-priority CUDA stream for work beside a high-priority one for decode."""
+
+    def __init__(self) -> None:
+        low, high = 0, -5
+        self._work = torch.cuda.Stream(priority=low)
+        self._decode = torch.cuda.Stream(priority=high)
+        self._under_way: deque[Any] = deque()
+        self._timed: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def work(self, name: str) -> Iterator[None]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self._work):
+            start.record()
+            try:
+                yield
+            finally:
+                end.record()
+                self._under_way.append(end)
+                self._timed.append((name, start, end))
+
+    @contextmanager
+    def decode(self) -> Iterator[None]:
+        with torch.cuda.stream(self._decode):
+            yield
+
+    def outstanding(self) -> int:
+        while self._under_way and self._under_way[0].query():
+            self._under_way.popleft()
+        return len(self._under_way)
+
+    def join(self) -> None:
+        default = torch.cuda.current_stream()
+        for stream in (self._work, self._decode):
+            default.wait_stream(stream)
+        for stream in (self._work, self._decode):
+            stream.wait_stream(default)
+
+    def seconds(self) -> dict[str, float]:
+        torch.cuda.synchronize()
+        totals: dict[str, float] = defaultdict(float)
+        for name, start, end in self._timed:
+            totals[name] += start.elapsed_time(end) / 1e3
+        self._timed.clear()
+        self._under_way.clear()
+        return dict(totals)
+
+
+def make_lane() -> InlineLane | StreamLane:
+    """The lane of this process's device."""
+    return StreamLane() if torch.cuda.is_available() else InlineLane()
