@@ -38,7 +38,7 @@ HEAD_DIM = 32
 """Smallest attention head that vLLM's CPU kernels take (features)."""
 EMBEDDING_STD = 0.1
 HEAD_STD = 0.02
-RESIDUAL_SCALE = 0.02
+RESIDUAL_SCALE = 0.1
 NUM_FREQUENCIES = 5
 VOCAB_MULTIPLE = 64
 
@@ -119,8 +119,8 @@ def build_tiny(spec: TinySpec, folder: Path) -> None:
 def initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
     """Draw every parameter so that AdamW at 1e-3 learns soon, a frozen vision tower included.
 
-    Matrices have variance 1 / fan-in. Those that write into a residual stream of the language model are far smaller:
-    the last token then learns from the pictures in a third of the steps, while no gradient is exactly 0.
+    Matrices have variance 1 / fan-in. Those that write into a residual stream of the language model are far smaller,
+    so that it starts near the identity, but not 0: then the matrices before them would have no gradient at first.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:

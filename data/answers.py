@@ -101,7 +101,7 @@ def parse_choice(text: str, options: Sequence[str]) -> str | None:
 
 
 def _letters_in_cues(clean: str, letters: str) -> set[str]:
-    """Letters after the last `the answer is` that has some, `B or C` both; else all those after `option` and the like."""
+    """Letters after the last `the answer is` that has some, `B or C` both; else all after `option` and the like."""
     found = [
         [_enumerated(clean[cue.end() : cue.end() + _AFTER_CUE], letters) for cue in cues.finditer(clean)]
         for cues in (_ANSWER_CUE, _OPTION_CUE)

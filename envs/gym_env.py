@@ -61,11 +61,10 @@ class GymEnv(VideoEnv[UInt8[np.ndarray, "height width 3"]]):
         max_steps: int = 100,
     ) -> None:
         self._id, self._template, self._noop = id, instruction, noop
-        self._stride, self._max_steps = frame_stride, max_steps
+        self._stride, self._max_steps, self._size = frame_stride, max_steps, image_size
         self.world = self._make(dict(kwargs or {}))
         self._actions = dict(actions) if actions is not None else self._words()
         super().__init__(tuple(self._actions), (clip_frames, image_size, image_size))
-        self._size = image_size
 
     def _make(self, kwargs: dict[str, Any]) -> Any:
         os.environ.setdefault("PYGLET_HEADLESS", "1")
@@ -78,6 +77,9 @@ class GymEnv(VideoEnv[UInt8[np.ndarray, "height width 3"]]):
 
             require_mujoco()
         try:
+            source = str(gymnasium.spec(self._id).entry_point)
+            if any(package in source for package in ("mujoco", "gymnasium_robotics")):
+                kwargs = {"width": self._size, "height": self._size} | kwargs
             return gymnasium.make(self._id, render_mode="rgb_array", **kwargs)
         except gymnasium.error.Error as error:
             raise ValueError(

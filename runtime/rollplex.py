@@ -303,7 +303,7 @@ class Rollplex:
         """
         self.finish_gradients(order)
         self.ledger.enter("update")
-        sums = self.all_reduce(dict(self.updater.sums))
+        sums = self.all_reduce(self.updater.take_sums())
         denominator = sums.get("denominator", 0.0)
         if not denominator:
             raise ValueError("update() without a group: call train_on first")
@@ -314,7 +314,6 @@ class Rollplex:
             self._gathered.enter_context(self.trainer.gathered())
         with tracing.span("publish"):
             self._publish()
-        self.updater.sums.clear()
         self.train_order, self._train_order = tuple(self._train_order), []
         self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
         self.ledger.enter("rollout")

@@ -54,6 +54,8 @@ class Updater:
         self.ledger = ledger
         self.budget = budget
         self.sums: dict[str, float] = defaultdict(float)
+        """Counts that the host knows; `take_sums` adds what the device has."""
+        self._device_sums: dict[str, Tensor] = {}
         self._leases: dict[Encoding, int] = {}
 
     # --- ahead of training -------------------------------------------------------------------------------------------
@@ -175,23 +177,33 @@ class Updater:
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def _count(self, value: Tensor, metrics: dict[str, Tensor], tokens: TokenBatch) -> None:
-        self.sums["loss"] += float(value.detach())
+        self._add("loss", value.detach())
         for name, metric in metrics.items():
-            self._add(f"train/{name}", float(metric))
+            self._add(f"train/{name}", metric)
         sampled = ~tokens.behaviour.isnan()
-        if bool(sampled.any()):
-            behaviour, old = tokens.behaviour[sampled], tokens.old[sampled]
-            self.sums["mismatch/tokens"] += float(sampled.sum())
-            self.sums["mismatch/prob"] += float((behaviour.exp() - old.exp()).abs().sum())
-            self.sums["mismatch/logprob"] += float((behaviour - old).abs().sum())
-            self._add("train/mismatch_logprob_max", float((behaviour - old).abs().max()))
+        behaviour = torch.where(sampled, tokens.behaviour, 0.0)
+        old = torch.where(sampled, tokens.old, 0.0)
+        self._add("mismatch/tokens", sampled.sum())
+        self._add("mismatch/prob", (behaviour.exp() - old.exp()).abs().sum())
+        self._add("mismatch/logprob", (behaviour - old).abs().sum())
+        self._add("train/mismatch_logprob_max", (behaviour - old).abs().max())
 
-    def _add(self, name: str, value: float) -> None:
-        known = name in self.sums
-        if name.endswith("_max"):
-            self.sums[name] = max(self.sums[name], value) if known else value
+    def _add(self, name: str, value: Tensor) -> None:
+        """Add to a sum (or take the maximum) on the device, without waiting for it."""
+        value = value.to(torch.float64)
+        if name not in self._device_sums:
+            self._device_sums[name] = value
+        elif name.endswith("_max"):
+            self._device_sums[name] = torch.maximum(self._device_sums[name], value)
         else:
-            self.sums[name] += value
+            self._device_sums[name] = self._device_sums[name] + value
+
+    def take_sums(self) -> dict[str, float]:
+        """Everything counted since the last call; waits for the device."""
+        taken = dict(self.sums) | {name: float(value) for name, value in self._device_sums.items()}
+        self.sums.clear()
+        self._device_sums.clear()
+        return taken
 
     def _count_tokens(self, unit: Unit) -> None:
         """Tokens that the actor's training computed, and those of a trainer that repeats every prompt."""

@@ -74,7 +74,7 @@ def tree_gradients(
     budget: int = 1 << 40,
     microbatch_tokens: int = 64,
     chain: bool = False,
-) -> tuple[dict[str, Tensor], Updater]:
+) -> tuple[dict[str, Tensor], dict[str, float], Ledger]:
     """The same by the runtime; `ahead` encodes every prefix and scores the reference before any training."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     buffer = GradientBuffer(list(parameters.values()))
@@ -93,7 +93,8 @@ def tree_gradients(
         list(updater.train(item, policy_loss(config, group, Scale(24))))
     updater.release()
     updater.ledger.check_integrity(empty=("boundaries", "logits"))
-    return {name: buffer.views[parameter] for name, parameter in parameters.items()}, updater
+    gradients = {name: buffer.views[parameter] for name, parameter in parameters.items()}
+    return gradients, updater.take_sums(), updater.ledger
 
 
 @pytest.mark.usefixtures("exact_tower")
@@ -126,7 +127,7 @@ def test_gradients_equal_the_naive_ones(model_cache: Path, options: dict[str, An
     vocabulary, config = vocabulary_of(model), RLConfig(kl_coef=kl_coef)
     groups = make_groups(model, chain=options.get("chain", False))
     expected = naive_policy_gradients(model, reference, vocabulary, groups, config)
-    actual, _ = tree_gradients(model, reference, vocabulary, groups, config, **options)
+    actual, _, _ = tree_gradients(model, reference, vocabulary, groups, config, **options)
     scale = max(float(gradient.norm()) for gradient in expected.values())
     for name, gradient in expected.items():
         # Key biases have no effect under softmax: their gradient is 0 up to rounding.
@@ -140,7 +141,7 @@ def test_stock_modules_agree_to_their_own_rounding(model_cache: Path) -> None:
     model = load_tiny(model_cache, torch.float64)
     vocabulary, groups, config = vocabulary_of(model), make_groups(model), RLConfig(kl_coef=0.3)
     expected = naive_policy_gradients(model, model, vocabulary, groups, config)
-    actual, _ = tree_gradients(model, model, vocabulary, groups, config)
+    actual, _, _ = tree_gradients(model, model, vocabulary, groups, config)
     scale = max(float(gradient.norm()) for gradient in expected.values())
     worst = max(float((actual[name] - expected[name]).norm()) for name in expected)
     assert worst <= 1e-6 * scale
@@ -150,8 +151,8 @@ def test_frozen_tower_gets_no_gradient_and_the_rest_is_the_same(model_cache: Pat
     trained = load_tiny(model_cache, torch.float64)
     frozen = load_tiny(model_cache, torch.float64, train_tower=False)
     vocabulary, groups, config = vocabulary_of(trained), make_groups(trained), RLConfig()
-    everything, _ = tree_gradients(trained, trained, vocabulary, groups, config)
-    language, _ = tree_gradients(frozen, frozen, vocabulary, groups, config)
+    everything, _, _ = tree_gradients(trained, trained, vocabulary, groups, config)
+    language, _, _ = tree_gradients(frozen, frozen, vocabulary, groups, config)
     assert not any("visual" in name for name in language)
     for name, gradient in language.items():
         assert torch.equal(gradient, everything[name]), name
@@ -161,30 +162,30 @@ def test_equal_reference_and_first_epoch_give_kl_0_and_ratio_1_exactly(model_cac
     model = load_tiny(model_cache, torch.float32)
     reference = load_tiny(model_cache, torch.float32)
     for ahead in (False, True):
-        _, updater = tree_gradients(
+        _, sums, _ = tree_gradients(
             model, reference, vocabulary_of(model), make_groups(model), RLConfig(kl_coef=0.3), ahead=ahead
         )
-        assert updater.sums["train/kl_sum"] == 0.0
-        assert updater.sums["train/ratio_max"] == 1.0
+        assert sums["train/kl_sum"] == 0.0
+        assert sums["train/ratio_max"] == 1.0
 
 
 def test_shared_prompts_are_computed_once_a_group(model_cache: Path) -> None:
     model = load_tiny(model_cache, torch.float32)
     generator = torch.Generator().manual_seed(0)
     group = random_group(model, generator, 0, [[4], [4], [4], [4]], [1.0, 0.0, 0.0, 1.0])
-    _, updater = tree_gradients(model, model, vocabulary_of(model), [group], RLConfig(), microbatch_tokens=4096)
+    _, sums, _ = tree_gradients(model, model, vocabulary_of(model), [group], RLConfig(), microbatch_tokens=4096)
     prompt = len(group.rollouts[0].turns[0].prompt.token_ids)
     # Once the prompt, and of each response all but the last token; a naive trainer repeats everything.
-    assert updater.sums["tokens/trained"] == prompt + 4 * 3
-    assert updater.sums["tokens/naive"] == 4 * (prompt + 4)
+    assert sums["tokens/trained"] == prompt + 4 * 3
+    assert sums["tokens/naive"] == 4 * (prompt + 4)
 
 
 def test_past_the_budget_nothing_is_kept_early_and_it_is_counted(model_cache: Path) -> None:
     model = load_tiny(model_cache, torch.float32)
     vocabulary, groups = vocabulary_of(model), make_groups(model)
-    _, roomy = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True)
-    assert roomy.sums["window/over_budget"] == 0
-    _, tight = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True, budget=0)
+    _, sums, roomy = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True)
+    assert sums.get("window/over_budget", 0) == 0
+    _, sums, tight = tree_gradients(model, model, vocabulary, groups, RLConfig(), ahead=True, budget=0)
     # The actor's and the reference's prefix of each turn's rows; 64 tokens hold all prompts of a turn.
-    assert tight.sums["window/over_budget"] == 2 * (3 + 2 + 1)
-    assert tight.ledger.buffer_peaks["boundaries"] < roomy.ledger.buffer_peaks["boundaries"] / 2
+    assert sums["window/over_budget"] == 2 * (3 + 2 + 1)
+    assert tight.buffer_peaks["boundaries"] < roomy.buffer_peaks["boundaries"] / 2

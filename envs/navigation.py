@@ -1,0 +1,83 @@
+"""Headings, points to go to, and the greedy follower, for agents that turn and walk on a floor (y is up).
+
+Plain geometry on Python 3.9 without a simulator: ways and steps are asked of functions. Knows nothing about habitat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Place = Sequence[float]
+"""x, y (up), z in metres."""
+Path = Callable[[Place], Sequence[Place]]
+"""From a place, the corners of the shortest way to the goal, both ends included; empty where there is none."""
+Move = Callable[[Place, Place], Place]
+"""Where a straight step between two places ends: walls may stop it or make it slide."""
+
+_ARRIVED_M = 1e-3
+"""A corner this near counts as passed (m)."""
+
+
+def yaw_of(rotation: Sequence[float]) -> float:
+    """Heading of a rotation about the upward axis (x, y, z, w), radians; 0 looks along -z, counter-clockwise."""
+    _, y, _, w = rotation
+    return math.remainder(2 * math.atan2(y, w), 2 * math.pi)
+
+
+def rotation_of(yaw: float) -> tuple:
+    """The rotation (x, y, z, w) of a heading."""
+    return 0.0, math.sin(yaw / 2), 0.0, math.cos(yaw / 2)
+
+
+def ahead(at: Place, yaw: float, length_m: float) -> tuple:
+    """The place straight ahead."""
+    return at[0] - length_m * math.sin(yaw), at[1], at[2] - length_m * math.cos(yaw)
+
+
+def point_goal(at: Place, yaw: float, goal: Place) -> tuple:
+    """PointNav's goal as the agent has it: distance as the crow flies (m), and degrees to the left (negative: right)."""
+    dx, dz = goal[0] - at[0], goal[2] - at[2]
+    aside = math.remainder(math.atan2(-dx, -dz) - yaw, 2 * math.pi)
+    return math.hypot(dx, dz), math.degrees(aside)
+
+
+def flat_distance(a: Place, b: Place) -> float:
+    """Distance on the floor (m)."""
+    return math.hypot(a[0] - b[0], a[2] - b[2])
+
+
+def way_length(corners: Sequence[Place]) -> float:
+    """Length of a way (m); infinite where there is none."""
+    if not corners:
+        return math.inf
+    return math.fsum(math.dist(tuple(a), tuple(b)) for a, b in zip(corners, corners[1:]))
+
+
+def greedy_actions(
+    at: Place, yaw: float, path: Path, move: Move, *, radius_m: float, forward_m: float, turn: float, max_actions: int
+) -> list:
+    """Follow the shortest way: turn towards its next corner until less than half a turn is missing, then walk.
+
+    Args:
+        radius_m: stop once the way left is not longer (m).
+        turn: what one action turns (radians).
+
+    Returns:
+        1 to `max_actions` of "left", "right", "forward" and a last "stop"; "stop" where no way leads to the goal.
+    """
+    chosen: list = []
+    while len(chosen) < max_actions:
+        corners = path(at)
+        if not corners or way_length(corners) <= radius_m:
+            chosen.append("stop")
+            break
+        target = next((corner for corner in corners[1:] if flat_distance(at, corner) > _ARRIVED_M), corners[-1])
+        aside = math.radians(point_goal(at, yaw, target)[1])
+        if abs(aside) > turn / 2 + 1e-9:
+            chosen.append("left" if aside > 0 else "right")
+            yaw += math.copysign(turn, aside)
+            continue
+        chosen.append("forward")
+        at = move(at, ahead(at, yaw, forward_m))
+    return chosen
