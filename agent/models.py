@@ -21,12 +21,14 @@ from safetensors import SafetensorError, safe_open
 import agent.tiny
 import agent.tiny_tokenizer
 from agent.families import family_of
+from agent.shapes import RANDOM_WEIGHTS, build_shape
 from agent.tiny import TinySpec, build_tiny
 from configs.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 TINY_PREFIX = "tiny:"
+RANDOM_PREFIX = "random:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.jinja"]
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
@@ -36,11 +38,17 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_
 def resolve_model(path: str, cache_dir: Path) -> Path:
     """Folder of a model: `tiny:NAME` is built into `cache_dir` once, a hub id is downloaded, a folder is checked.
 
+    `random:NAME` is a real size whose weights are drawn at load (`agent.shapes`).
+
     Raises:
         ConfigError: the name means nothing, the hub does not answer, or the folder lacks something.
     """
     if path.startswith(TINY_PREFIX):
         folder = _tiny_folder(path.removeprefix(TINY_PREFIX), cache_dir)
+    elif path.startswith(RANDOM_PREFIX):
+        name = path.removeprefix(RANDOM_PREFIX)
+        folder = cache_dir / "random" / name
+        build_shape(name, folder)
     elif Path(path).expanduser().is_dir():
         folder = Path(path).expanduser()
     elif _HUB_ID.fullmatch(path):
@@ -84,6 +92,8 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
+    if (folder / RANDOM_WEIGHTS).is_file():
+        return
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     indexes = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("pytorch_model*.bin.index.json"))
     if not weights and not indexes:

@@ -1,4 +1,4 @@
-"""How fast an environment steps on one core. Knows nothing about pools or policies.
+"""How fast an environment steps: by itself on one core, and in a pool of processes. Knows nothing about policies.
 
 python -m bench.env_rate rooms 3 num_rooms=1 num_objects=3
 """
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from configs.schema import EnvConfig
-from envs.registration import make_env
+from envs.pool import EnvPool
+from envs.registration import Episode, make_env
 
 
 def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
@@ -46,6 +47,40 @@ def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
         "steps_per_cpu_s": steps / cpu_s,
         "frames_per_s": rate * env.frames.num_frames,
         "reset_ms": 1e3 * reset_s / max(1, resets),
+    }
+
+
+def measure_pool(config: EnvConfig, seconds: float) -> dict[str, Any]:
+    """Step all slots of a pool with random actions for `seconds`, each again as soon as its result has come.
+
+    Returns: steps_per_s (over all slots), steps (count), num_envs, workers, restarts.
+    """
+    rng = np.random.default_rng(0)
+    seed, steps = 0, 0
+    with EnvPool(config) as pool:
+        for slot in range(pool.num_envs):
+            pool.reset(slot, Episode("bench", seed + slot))
+        pool.wait(range(pool.num_envs))
+        begun = time.perf_counter()
+        for slot in range(pool.num_envs):
+            pool.step(slot, [pool.action_names[0]])
+        while time.perf_counter() - begun < seconds:
+            for result in pool.poll(1.0):
+                steps += result.env_steps
+                if result.terminated or result.truncated or result.lost:
+                    seed += pool.num_envs
+                    pool.reset(result.slot, Episode("bench", seed + result.slot))
+                else:
+                    pool.step(result.slot, [pool.action_names[int(rng.integers(len(pool.action_names)))]])
+        rate = steps / (time.perf_counter() - begun)
+        restarts = pool.num_restarts
+    return {
+        "env": config.id,
+        "num_envs": config.num_envs,
+        "workers": config.workers,
+        "steps": steps,
+        "steps_per_s": rate,
+        "restarts": restarts,
     }
 
 

@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Mapping
+from enum import EnumMeta
 from typing import Any
 
 import gymnasium
@@ -163,7 +164,7 @@ def default_actions(world: Any) -> dict[str, Any]:
     space = world.action_space
     if isinstance(space, spaces.Discrete):
         named = getattr(world.unwrapped, "actions", None)
-        members = list(named) if isinstance(named, type) else []
+        members: list[Any] = list(named) if isinstance(named, EnumMeta) else []
         first = int(space.start)
         if len(members) >= space.n:
             return {str(member.name): int(member) for member in members if first <= int(member) < first + space.n}
@@ -182,11 +183,10 @@ def default_actions(world: Any) -> dict[str, Any]:
 def plain_shadows(world: Any) -> None:
     """No shadows and no multisampling where the environment is MuJoCo's: on software GL they cost most of the time."""
     model = getattr(world.unwrapped, "model", None)
-    if hasattr(model, "vis"):
+    if model is not None and hasattr(model, "vis"):
         model.vis.quality.shadowsize = 0
         model.vis.quality.offsamples = 0
 
 
 def _as_action(given: Any, space: Any) -> Any:
     return np.asarray(given, space.dtype) if isinstance(space, spaces.Box) else given
-

@@ -1,8 +1,8 @@
 """habitat-sim 0.3: PointNav and ObjectNav on any scene, from habitat's own episode files (`env.id=habitat`).
 
 habitat-sim comes from conda, so it usually lives in an interpreter of its own: envs/habitat.yml makes one, and
-`env.python` names it. It allows one simulator a process and no second thread; the environment server gives it both. This
-file needs Python 3.9, numpy and habitat_sim. What needs no simulator is in `habitat_episodes` and `navigation`.
+`env.python` names it. It allows one simulator a process and no second thread; the environment server gives it both.
+Needs Python 3.10, numpy and habitat_sim. What needs no simulator is in `habitat_episodes` and `navigation`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from envs.habitat_episodes import NavEpisode, read_episodes, scene_file
-from envs.navigation import ahead, greedy_actions, point_goal, rotation_of, way_length, yaw_of
+from envs.navigation import greedy_actions, point_goal, rotation_of, way_length, yaw_of
 from envs.video_env import Split, VideoEnv
 
 CONDA_LINE = "conda install habitat-sim headless -c conda-forge -c aihabitat"
@@ -127,7 +127,9 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         if not self.episode.category:  # PointNav's agent is told where its goal is
             distance, aside = point_goal(self._at(), self._yaw(), self.episode.goals[0])
             side = "left" if aside >= 0 else "right"
-            self._instruction = f"go to the point {distance:.1f} m away, {abs(aside):.0f} degrees to the {side}, and stop"
+            self._instruction = (
+                f"go to the point {distance:.1f} m away, {abs(aside):.0f} degrees to the {side}, and stop"
+            )
         return super()._observe()
 
     def _info(self) -> dict[str, Any]:
@@ -143,16 +145,14 @@ class HabitatEnv(VideoEnv[np.ndarray]):
 
     def geodesic_distance(self) -> float:
         """Along the navigation mesh to the nearest goal (m); infinite where no way leads to one."""
-        return min(way_length(self._way(self._at(), goal)) for goal in self.episode.goals)
+        return way_length(self._way(self._at()))
 
     def expert_actions(self, max_actions: int) -> tuple[str, ...]:
         """The greedy follower on the way to the goal that is nearest."""
-        here = self._at()
-        goal = min(self.episode.goals, key=lambda goal: way_length(self._way(here, goal)))
         chosen = greedy_actions(
-            here,
+            self._at(),
             self._yaw(),
-            lambda start: self._way(start, goal),
+            self._way,
             lambda start, end: tuple(self._simulator.pathfinder.try_step(_vector(start), _vector(end))),
             radius_m=self.episode.radius_m * 0.9,
             forward_m=self._forward_m,
@@ -205,18 +205,25 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         return agent
 
     def _load_navmesh(self, scene: Path) -> None:
-        """The scene's own mesh where there is one for this scene; else it is computed."""
-        pathfinder = self._simulator.pathfinder
-        saved = scene.with_name(scene.name.split(".")[0] + ".navmesh")
-        if pathfinder.is_loaded and not scene.name.endswith(".stage_config.json"):
+        """A downloaded scene brings its mesh; for others it is computed, and kept beside the scene for this body."""
+        pathfinder, generated = self._simulator.pathfinder, scene.name.endswith(".stage_config.json")
+        if pathfinder.is_loaded and not generated:
             return
+        radius, height = self._body
+        saved = scene.with_name(f"{scene.name.split('.')[0]}.{radius:g}m-{height:g}m.navmesh")
         if saved.is_file() and pathfinder.load_nav_mesh(str(saved)):
             return
         settings = self._habitat.NavMeshSettings()
         settings.set_defaults()
-        settings.agent_radius, settings.agent_height = self._body
+        settings.agent_radius, settings.agent_height = radius, height
         if not self._simulator.recompute_navmesh(pathfinder, settings):
-            raise RuntimeError(f"habitat-sim computes no navigation mesh for {scene}: is anything in it level and free?")
+            raise RuntimeError(
+                f"habitat-sim finds nothing to walk on in {scene}: is its up axis +y, or in a stage config?"
+            )
+        if os.access(scene.parent, os.W_OK):
+            own = saved.with_name(f".{os.getpid()}.navmesh")
+            if pathfinder.save_nav_mesh(str(own)):
+                own.replace(saved)
 
     def _place(self, position: Sequence[float], rotation: Sequence[float]) -> None:
         """Set the agent on the mesh, where the episode starts and not where `initialize_agent` put it."""
@@ -226,7 +233,7 @@ class HabitatEnv(VideoEnv[np.ndarray]):
             here = _vector(position)
         state = self._habitat.AgentState()
         state.position = here
-        state.rotation = [float(part) for part in rotation_of(yaw_of(rotation))]
+        state.rotation = np.array(rotation_of(yaw_of(rotation)))
         self._simulator.get_agent(0).set_state(state, reset_sensors=True)
 
     def _at(self) -> tuple[float, ...]:
@@ -236,10 +243,11 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         rotation = self._simulator.get_agent(0).get_state().rotation
         return yaw_of((rotation.x, rotation.y, rotation.z, rotation.w))
 
-    def _way(self, start: Sequence[float], goal: Sequence[float]) -> list[tuple[float, ...]]:
-        """Corners of the shortest way; empty where there is none."""
-        way = self._habitat.ShortestPath()
-        way.requested_start, way.requested_end = _vector(start), _vector(goal)
+    def _way(self, start: Sequence[float]) -> list[tuple[float, ...]]:
+        """Corners of the shortest way to the nearest goal; empty where there is none."""
+        way = self._habitat.MultiGoalShortestPath()
+        way.requested_start = _vector(start)
+        way.requested_ends = [_vector(goal) for goal in self.episode.goals]
         if not self._simulator.pathfinder.find_path(way):
             return []
         return [tuple(float(part) for part in corner) for corner in way.points]
@@ -263,8 +271,8 @@ def require_habitat() -> Any:
         return importlib.import_module("habitat_sim")
     except ImportError as error:
         raise ValueError(
-            f"habitat-sim is not installed in this interpreter ({error}), and pip has no working package of it. Make one "
-            f"with `conda env create -f envs/habitat.yml` (or `{CONDA_LINE}`) and set env.python to its python"
+            f"habitat-sim is not installed in this interpreter ({error}), and pip has no working package of it. Make "
+            f"one with `conda env create -f envs/habitat.yml` (or `{CONDA_LINE}`) and set env.python to its python"
         ) from error
 
 

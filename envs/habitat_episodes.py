@@ -1,7 +1,7 @@
 """Habitat's episode files (`json.gz`): PointNav's and ObjectNav's, read without habitat.
 
-An episode's key is its scene and its id, since ids repeat from scene to scene. Runs on Python 3.9 with nothing but the
-standard library, in the simulator's own interpreter. Knows nothing about the simulator.
+An episode's key is its scene and its id, since ids repeat from scene to scene. Needs the standard library
+alone, in the simulator's own interpreter. Knows nothing about the simulator.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_episodes(path: str) -> list[NavEpisode]:
 
 def _read_file(file: Path) -> list[NavEpisode]:
     try:
-        with (gzip.open(file, "rt") if file.suffix == ".gz" else file.open()) as stream:
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as stream:
             content = json.load(stream)
         shared = content.get("goals_by_category", {})
         return [_episode(record, shared) for record in content["episodes"]]

@@ -20,8 +20,7 @@ from jaxtyping import UInt8
 from envs.rooms_layout import Layout
 from envs.rooms_options import AGENT_RADIUS_M, THING_RADIUS_M
 from envs.rooms_plan import Point
-from envs.rooms_render import _WALL_RGB as WALL_RGB
-from envs.rooms_render import EYE_M, WALL_M, Moment
+from envs.rooms_render import EYE_M, WALL_M, WALL_RGB, Moment
 from envs.rooms_sprites import OBJECT_RGB
 
 TICK_S = 0.1
@@ -45,8 +44,8 @@ def require_mujoco() -> Any:
         import mujoco
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         raise ValueError(
-            f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}. On Debian: apt-get install libegl1 "
-            "libegl-mesa0 libopengl0 libgl1-mesa-dri; or libosmesa6, and MUJOCO_GL=osmesa"
+            f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}. On Debian: apt-get install "
+            "libegl1 libegl-mesa0 libopengl0 libgl1-mesa-dri; or libosmesa6, and MUJOCO_GL=osmesa"
         ) from error
     return mujoco
 
@@ -155,8 +154,7 @@ def scene_xml(layout: Layout, fov_deg: float, textures: bool) -> str:
     bodies = [
         f'<body name="goal" mocap="true" pos="{goal.x} {goal.y} {_HEIGHTS_M[goal.shape] / 2}">'
         f"{_thing('goal', goal.shape, goal.color)}</body>",
-        '<body name="eyes" mocap="true"><camera name="eyes" xyaxes="0 -1 0 0 0 1" '
-        f'fovy="{fov_deg}"/></body>',
+        f'<body name="eyes" mocap="true"><camera name="eyes" xyaxes="0 -1 0 0 0 1" fovy="{fov_deg}"/></body>',
     ]
     bodies += [
         f'<body pos="{thing.x} {thing.y} {_HEIGHTS_M[thing.shape] / 2}">{geom}</body>'

@@ -1,12 +1,13 @@
 """Headings, points to go to, and the greedy follower, for agents that turn and walk on a floor (y is up).
 
-Plain geometry on Python 3.9 without a simulator: ways and steps are asked of functions. Knows nothing about habitat.
+Plain geometry without a simulator: ways and steps are asked of functions. Knows nothing about habitat.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 Place = Sequence[float]
 """x, y (up), z in metres."""
@@ -36,7 +37,7 @@ def ahead(at: Place, yaw: float, length_m: float) -> tuple:
 
 
 def point_goal(at: Place, yaw: float, goal: Place) -> tuple:
-    """PointNav's goal as the agent has it: distance as the crow flies (m), and degrees to the left (negative: right)."""
+    """PointNav's goal as the agent has it: distance as the crow flies (m), degrees to the left (negative: right)."""
     dx, dz = goal[0] - at[0], goal[2] - at[2]
     aside = math.remainder(math.atan2(-dx, -dz) - yaw, 2 * math.pi)
     return math.hypot(dx, dz), math.degrees(aside)
@@ -51,7 +52,7 @@ def way_length(corners: Sequence[Place]) -> float:
     """Length of a way (m); infinite where there is none."""
     if not corners:
         return math.inf
-    return math.fsum(math.dist(tuple(a), tuple(b)) for a, b in zip(corners, corners[1:]))
+    return math.fsum(math.dist(tuple(a), tuple(b)) for a, b in pairwise(corners))
 
 
 def greedy_actions(

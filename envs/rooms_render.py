@@ -26,7 +26,7 @@ _TILE_M = 1.0
 _TEXELS = 16
 """Columns of the wall texture per metre (count)."""
 _SHADES = 16
-_WALL_RGB = {
+WALL_RGB = {
     "stone": (150, 150, 158),
     "sand": (196, 174, 132),
     "teal": (98, 148, 148),
@@ -34,7 +34,7 @@ _WALL_RGB = {
     "slate": (104, 116, 142),
     "olive": (136, 142, 100),
 }
-_WALL_INDEX = {name: index for index, name in enumerate(_WALL_RGB)}
+_WALL_INDEX = {name: index for index, name in enumerate(WALL_RGB)}
 _FLOOR_RGB, _CEILING_RGB = (128, 104, 84), (196, 204, 214)
 
 # A pixel's code says what is there: 2 * texture level on a wall, _FLOOR + 2 * band or _CEILING + 2 * band off it.
@@ -210,8 +210,8 @@ def _wall_level(height: Float[np.ndarray, "inverse_depth height"], texel: int) -
 
 def _palette() -> UInt32[np.ndarray, "paint_shade code"]:
     """Colour of each code on each wall paint, its two lights, and its shades by distance."""
-    table = np.zeros((len(_WALL_RGB), 2, _SHADES, 256), np.uint32)
-    for paint, rgb in enumerate(_WALL_RGB.values()):
+    table = np.zeros((len(WALL_RGB), 2, _SHADES, 256), np.uint32)
+    for paint, rgb in enumerate(WALL_RGB.values()):
         for turned in range(2):
             for shade in range(_SHADES):
                 light = (0.82 if turned else 1.0) * (1.05 - 0.6 * shade / _SHADES)

@@ -7,6 +7,7 @@ schedules, vLLM or DeepSpeed. Written for Qwen2.5-VL; what differs between famil
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,12 +132,30 @@ def _trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
-def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: str = "cpu") -> Any:
-    """Load a Hugging Face vision-language model for training; a frozen tower's parameters need no gradient."""
+def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: torch.device | None = None) -> Any:
+    """Load a Hugging Face vision-language model for training; a frozen tower's parameters need no gradient.
+
+    A folder with `random_weights.json` holds no weights: they are drawn on the device, from its seed.
+    """
     from transformers import AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
+    device = device or torch.device("cpu")
+    marker = model_dir / "random_weights.json"
+    if marker.is_file():
+        model = _draw(model_dir, dtype, device, seed=json.loads(marker.read_text())["seed"])
+    else:
+        model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
     model = model.to(device).eval()  # eval: no dropout; gradients do not depend on it
     for parameter in model.model.visual.parameters():
         parameter.requires_grad_(train_tower)
     return model
+
+
+def _draw(model_dir: Path, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    """A model of this config as Hugging Face initialises it, made on the device; global generators stay as they are."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(model_dir)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        return AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
