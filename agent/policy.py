@@ -49,7 +49,7 @@ class VLMPolicy:
         self._renderer = PromptRenderer(
             model_dir, fps=config.fps, min_pixels=config.min_pixels, max_pixels=config.max_pixels
         )
-        self.vocabulary = _vocabulary(self._renderer)
+        self.vocabulary = vocabulary_of(self._renderer)
         self._parser = ActionParser(
             self._renderer.tokenizer, self.vocabulary.end_of_turn, action_names, config.max_actions
         )
@@ -122,7 +122,7 @@ class VLMPolicy:
             ) from error
 
 
-def _vocabulary(renderer: PromptRenderer) -> Vocabulary:
+def vocabulary_of(renderer: PromptRenderer) -> Vocabulary:
     """Forbid every token that is no text: added and special ones, and rows of the embedding that no token has."""
     tokenizer = renderer.tokenizer
     end_of_turn = int(tokenizer.convert_tokens_to_ids(renderer.family.end_of_turn))

@@ -43,6 +43,8 @@ class Conversation:
     messages: Sequence[dict[str, Any]]
     clips: Sequence[np.ndarray]
     """Unchecked: `render` refuses what is not `uint8[T, H, W, 3]`."""
+    fps: Sequence[float] | None = None
+    """Frames a second that each clip's timestamps claim (1/s); None: the renderer's, for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,8 @@ class _Video:
 
     pixel_values: Float[Tensor, "patch feature"]
     grid_thw: tuple[int, int, int]
+    fps: float
+    seconds_per_grid: float
     content_hash: str
 
 
@@ -58,7 +62,7 @@ class PromptRenderer:
     """Renders conversations for the model in `model_dir`.
 
     Args:
-        fps: frames a second that the clips' timestamps claim (1/s).
+        fps: frames a second that clips' timestamps claim where the conversation does not say (1/s).
         min_pixels: smallest area of a frame after resizing (pixels).
         max_pixels: largest area of a frame after resizing (pixels).
     """
@@ -78,12 +82,13 @@ class PromptRenderer:
         self._image_token, self._video_token = config.image_token_id, config.video_token_id
         self._fps, self._min_pixels, self._max_pixels = fps, min_pixels, max_pixels
         self._video_processor = self.processor.video_processor
-        self._temporal_patch = int(self._video_processor.temporal_patch_size)
+        self.temporal_patch = int(self._video_processor.temporal_patch_size)
+        """Frames that share one step of the temporal grid (count)."""
         self._merge = int(self._video_processor.merge_size)
+        self.patch_factor = int(self._video_processor.patch_size) * self._merge
+        """Sides of resized frames are multiples of it (pixels)."""
         if getattr(self._video_processor, "cap_pixels_per_frame", False) is None:
             self._video_processor.cap_pixels_per_frame = False  # what unset means, without the warning
-        # The processor rounds this to float32 before it is multiplied into a position.
-        self._seconds_per_grid = float(np.float32(self._temporal_patch / fps))
 
     def render(self, conversations: Sequence[Conversation]) -> list[Prompt]:
         """Render many conversations; clips of one shape go through the video processor together.
@@ -91,7 +96,7 @@ class PromptRenderer:
         Raises:
             ObservationError: a clip is not `uint8[T, H, W, 3]`, or a text holds a special token.
         """
-        videos = iter(self._process([clip for conversation in conversations for clip in conversation.clips]))
+        videos = iter(self._process(*self._clips(conversations)))
         prompts = []
         for conversation in conversations:
             clips = [next(videos) for _ in conversation.clips]
@@ -110,7 +115,7 @@ class PromptRenderer:
         Raises:
             ObservationError: as in `render`.
         """
-        videos = iter(self._process([clip for conversation in conversations for clip in conversation.clips]))
+        videos = iter(self._process(*self._clips(conversations)))
         prompts = []
         for (prompt, response), conversation in zip(earlier, conversations, strict=True):
             clips = [next(videos) for _ in conversation.clips]
@@ -118,6 +123,21 @@ class PromptRenderer:
             ended = bool(response) and self.tokenizer.convert_ids_to_tokens(response[-1]) == self.family.end_of_turn
             prompts.append(self._assemble(text if ended else self.family.end_of_turn + text, clips, prompt, response))
         return prompts
+
+    def num_text_tokens(self, messages: Sequence[dict[str, Any]]) -> int:
+        """Tokens of a prompt's text, a video counted as none (count)."""
+        ids = self._tokenize(self._template(messages))
+        return sum(token != self._video_token for token in ids)
+
+    def _clips(self, conversations: Sequence[Conversation]) -> tuple[list[np.ndarray], list[float]]:
+        """All clips in order, and the rate of each."""
+        clips: list[np.ndarray] = []
+        rates: list[float] = []
+        for conversation in conversations:
+            clips += conversation.clips
+            rates += [self._fps] * len(conversation.clips) if conversation.fps is None else conversation.fps
+        assert len(clips) == len(rates), "a clip without a rate"
+        return clips, rates
 
     def _continuation(self, messages: Sequence[dict[str, Any]]) -> str:
         """What the chat template writes after an assistant's end-of-turn when these messages follow."""
@@ -143,23 +163,29 @@ class PromptRenderer:
     def _tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _process(self, clips: Sequence[np.ndarray]) -> list[_Video]:
+    def _process(self, clips: Sequence[np.ndarray], rates: Sequence[float]) -> list[_Video]:
         """Resize, normalise and cut every clip into patches. Equal clips, as a group's first ones are, share theirs."""
         for clip in clips:
             _check_clip(clip)
-        padded = [_pad_frames(clip, self._temporal_patch) for clip in clips]
+        padded = [_pad_frames(clip, self.temporal_patch) for clip in clips]
         hashes = [_frames_hash(clip) for clip in padded]
         by_shape: dict[tuple[int, ...], dict[str, Clip]] = defaultdict(dict)
         for clip, frames_hash in zip(padded, hashes, strict=True):
             by_shape[clip.shape][frames_hash] = clip
-        videos: dict[str, _Video] = {}
+        patches: dict[str, tuple[Float[Tensor, "patch feature"], tuple[int, int, int]]] = {}
         for distinct in by_shape.values():
             pixels, grid = self._process_equal(list(distinct.values()))
             for frames_hash, pixel_values in zip(distinct, pixels, strict=True):
-                content_hash = _digest(f"{frames_hash} {grid} {self._seconds_per_grid}".encode())
                 # A copy of its own: a view would keep the whole batch in memory for as long as one prompt lives.
-                videos[frames_hash] = _Video(pixel_values.clone(), grid, content_hash)
-        return [videos[frames_hash] for frames_hash in hashes]
+                patches[frames_hash] = pixel_values.clone(), grid
+        return [self._video(key, *patches[key], fps) for key, fps in zip(hashes, rates, strict=True)]
+
+    def _video(
+        self, frames_hash: str, pixel_values: Float[Tensor, "patch feature"], grid: tuple[int, int, int], fps: float
+    ) -> _Video:
+        # The processor rounds this to float32 before it is multiplied into a position.
+        seconds = float(np.float32(self.temporal_patch / fps))
+        return _Video(pixel_values, grid, fps, seconds, _digest(f"{frames_hash} {grid} {seconds}".encode()))
 
     def _process_equal(self, clips: Sequence[Clip]) -> tuple[Float[Tensor, "clip patch feature"], tuple[int, int, int]]:
         """One call of the video processor for clips of one shape."""
@@ -187,14 +213,14 @@ class PromptRenderer:
             video = next(remaining)
             expanded = self._tokenize(
                 self.family.video_text(
-                    video.grid_thw, merge=self._merge, temporal_patch=self._temporal_patch, fps=self._fps
+                    video.grid_thw, merge=self._merge, temporal_patch=self.temporal_patch, fps=video.fps
                 )
             )
             media.append(
                 Media(
                     pixel_values=video.pixel_values,
                     grid_thw=video.grid_thw,
-                    seconds_per_grid=self._seconds_per_grid,
+                    seconds_per_grid=video.seconds_per_grid,
                     offset=len(ids) + expanded.index(self._video_token),
                     num_tokens=expanded.count(self._video_token),
                     content_hash=video.content_hash,
@@ -202,13 +228,13 @@ class PromptRenderer:
             )
             ids.extend(expanded)
         assert next(remaining, None) is None, "the chat template dropped a video"
-        grids = [grid for item in media for grid in self.family.position_grids(item.grid_thw)]
+        timed = [(grid, item.seconds_per_grid) for item in media for grid in self.family.position_grids(item.grid_thw)]
         positions = mrope_positions(
             ids,
             self._image_token,
             self._video_token,
-            grids,
-            [self._seconds_per_grid] * len(grids),
+            [grid for grid, _ in timed],
+            [seconds for _, seconds in timed],
             self._merge,
             self._tokens_per_second,
         )

@@ -230,6 +230,11 @@ class Rewards:
         )
 
 
+def answer_score(text: str, row: VideoQARow, config: RewardConfig) -> float | None:
+    """How right a response is by its row's kind, whatever `reward.weights` says; None where no answer can be read."""
+    return COMPARISONS[row.kind](answer_text(text), row, config)
+
+
 def reward_sums(scored: Sequence[Scored], weights: Sequence[str]) -> dict[str, float]:
     """Sums over this rank's responses, ready to be added over ranks; every rank has the same keys."""
     sums = {"responses": float(len(scored)), "unparsed": 0.0, "lost": 0.0}

@@ -16,8 +16,8 @@ Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-SetFormat = Literal["own", "video_r1", "spacer", "nextqa", "llava_video", "vsi_bench", "perception_test"]
-"""How a file of questions is laid out (`data.readers`)."""
+SetFormat = Literal["own", "demo", "video_r1", "spacer", "nextqa", "llava_video", "vsi_bench", "perception_test"]
+"""How a file of questions is laid out (`data.readers`); `demo` is `own`, made where it is missing (`data.demo_set`)."""
 REWARD_PARTS = ("answer", "choice", "exact", "numeric", "mra", "span", "text", "ocr", "format", "length")
 """Built-in parts of a reward (`agent.rewards`)."""
 
@@ -139,12 +139,12 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImitationConfig:
-    """Warm start: cross-entropy on the expert's actions, through the same trainer."""
+    """Warm start: cross-entropy on the expert's actions or on the answers of a set, through the same trainer."""
 
     steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps before reinforcement learning begins (count); 0 skips it."""
     episodes_per_step: Count = 16
-    """Expert episodes per optimizer step, over all ranks (count)."""
+    """Expert episodes, or rows of the set, per optimizer step, over all ranks (count)."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     noise: Fraction = 0.0
     """Share of turns on which a random action is carried out instead of the expert's, which stays the label."""
@@ -173,6 +173,8 @@ class RuntimeConfig:
     """Memory for kept encodings; past it they are recomputed (bytes)."""
     vision_cache_bytes: Bytes = 256 << 20
     """Memory for vision features of a frozen tower, each clip's computed once (bytes)."""
+    doctor: bool = True
+    """Compare vLLM with the trainer on a few prompts before the first step, and stop where they differ."""
     trace: bool = False
     """Write the last step's timeline to `trace.json` in the run folder; Perfetto opens it."""
     hbm_bytes: Bytes = 0
@@ -197,9 +199,9 @@ class DataConfig:
     """Sets of questions about videos, and how their clips are decoded."""
 
     train: dict[str, SetFormat] = Field(default_factory=dict)
-    """Files to train on: path -> format."""
+    """Files to train on: path -> format. Empty: the run learns in `env`, and all of `data` is of no use."""
     eval: dict[str, SetFormat] = Field(default_factory=dict)
-    """Files to evaluate on, held against those of `train` for leakage: path -> format."""
+    """Files to evaluate on, held against those of `train` for leakage: path -> format; `eval.episodes` rows of them."""
     media_root: str = ""
     """Folder that relative paths of videos start from; empty: the folder of each file."""
     on_bad_row: Literal["stop", "skip"] = "stop"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.answers import LETTERS, answer_text
+from data.demo_set import ensure_demo_set
 from data.tables import read_records, text_of
 from data.video_qa import BadRow, RowMistake, VideoQARow, make_row
 
@@ -51,6 +52,8 @@ def load_set(files: Mapping[str, str], media_root: str) -> LoadedSet:
     for name, format_name in files.items():
         path = Path(name).expanduser()
         root = Path(media_root).expanduser() if media_root else path.parent
+        if format_name == "demo":
+            ensure_demo_set(path)
         for place, record in read_records(path):
             _add_record(loaded, FORMATS[format_name], path, place, record, root)
     return loaded
@@ -194,6 +197,7 @@ Reader = Callable[[Mapping[str, Any], Path], Iterator[Draft]]
 
 FORMATS: dict[str, Reader] = {
     "own": own,
+    "demo": own,
     "video_r1": video_r1,
     "spacer": video_r1,
     "nextqa": nextqa,

@@ -153,7 +153,7 @@ class HabitatEnv(VideoEnv[np.ndarray]):
             self._at(),
             self._yaw(),
             self._way,
-            lambda start, end: tuple(self._simulator.pathfinder.try_step(_vector(start), _vector(end))),
+            self._moved,
             radius_m=self.episode.radius_m * 0.9,
             forward_m=self._forward_m,
             turn=self._turn,
@@ -251,6 +251,10 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         if not self._simulator.pathfinder.find_path(way):
             return []
         return [tuple(float(part) for part in corner) for corner in way.points]
+
+    def _moved(self, start: Sequence[float], end: Sequence[float]) -> tuple[float, ...]:
+        """Where a step between two places ends."""
+        return tuple(float(part) for part in self._simulator.pathfinder.try_step(_vector(start), _vector(end)))
 
     def _look(self, seen: dict[str, Any]) -> np.ndarray:
         return np.array(seen["rgb"][..., :3])

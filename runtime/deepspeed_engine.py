@@ -2,7 +2,7 @@
 
 Gradients are summed by the prefix tree in one flat float32 buffer with the layout of DeepSpeed's own. Once a step they
 are added over ranks, divided by the step's denominator and handed to ZeRO as the partition that it would have built
-from `backward`; no gradient passes through a low-precision tensor. Knows nothing of rollouts or losses.
+from `backward`; with stages 1 to 3 none passes through a low-precision tensor. Knows nothing of rollouts or losses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from configs.errors import UserError
 from configs.schema import RuntimeConfig, TrainConfig
 from runtime.prefix_tree import GradientBuffer
 from runtime.weights import in_fused_order, pack
@@ -24,7 +25,7 @@ from runtime.weights import in_fused_order, pack
 TESTED_DEEPSPEED = "0.19.8"
 
 
-class NonFiniteGradient(RuntimeError):
+class NonFiniteGradient(UserError, RuntimeError):
     """The gradient holds infinities or NaN; no step was made."""
 
 
@@ -58,7 +59,7 @@ class Trainer:
         import deepspeed
 
         if deepspeed.__version__ != TESTED_DEEPSPEED:
-            raise RuntimeError(
+            raise UserError(
                 f"deepspeed {deepspeed.__version__} found, {TESTED_DEEPSPEED} needed: its ZeRO internals are used"
             )
         self.stage = runtime.zero_stage
@@ -117,6 +118,7 @@ class Trainer:
         flat.div_(denominator)
         norm = float(torch.linalg.vector_norm(flat))
         if not norm < float("inf"):
+            flat.zero_()
             raise NonFiniteGradient(
                 f"gradient norm is {norm} at learning rate {lr}: lower train.lr or look for NaN rewards"
             )

@@ -177,11 +177,6 @@ class Encoding:
     grad_values: list[Tensor | None] = field(default_factory=list)
     grad_final: Tensor | None = None
 
-    def num_bytes(self) -> int:
-        """Bytes of what is kept, the autograd graph's own buffers estimated by its layer's outputs."""
-        tensors = [*self.keys, *self.values, *(layer.hidden_in for layer in self.layers)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
 
 def _check_fresh(model: SplitVLM, encodings: Iterable[Encoding]) -> None:
     for encoding in encodings:

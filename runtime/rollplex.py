@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +76,7 @@ class Rollplex:
         self.plan = plan(config, self.shape, torch.distributed.get_world_size())
         if capacity := config.runtime.hbm_bytes or _device_bytes():
             self.plan.check(capacity)
-        model = load_vlm(model_dir, getattr(torch, config.model.dtype), train_tower=train_tower)
+        model = load_vlm(model_dir, getattr(torch, config.model.dtype), train_tower=train_tower, device=_device())
         self.trainer = Trainer(model, config.train, config.runtime)
         self._gathered.enter_context(self.trainer.gathered())
         self.ledger = Ledger()
@@ -140,11 +141,17 @@ class Rollplex:
                 parameters = dict(self.trainer.engine.module.named_parameters())
                 self._engine = RolloutEngine(
                     self.config.runtime, self.model_dir, self.config.model.dtype, self.vocabulary, parameters,
+                    seed=self.config.seed * self.world_size + self.rank, max_videos=self._max_videos(),
                     share=self.trainer.stage != 3,
                 )  # fmt: skip
                 self._engine.publish(self.policy_version)
             self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
         return self._engine
+
+    def _max_videos(self) -> int:
+        """Most videos that a prompt can hold."""
+        agent = self.config.agent
+        return self.config.env.max_turns + 1 if agent.context == "history" else agent.context_clips
 
     @property
     def weights_shared_fraction(self) -> float:
@@ -167,7 +174,7 @@ class Rollplex:
         """Queue a response. With `train`, work on its prompt may begin as soon as its whole row is known.
 
         Raises:
-            ValueError: prompt and response do not fit `runtime.max_model_len`.
+            PromptTooLong: prompt and response do not fit `runtime.max_model_len`.
         """
         if train:
             if self._batch_ended:
@@ -175,12 +182,20 @@ class Rollplex:
                 self._batch_ended = False
             work = self._groups.setdefault(key.group, GroupWork(self.config.rl.group_size, self.packing))
             assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
-        features = [self.vision.features(item) for item in prompt.media] if self.vision is not None else None
-        self.engine.submit(key, prompt, sampling, features)
+        self.engine.submit(key, prompt, sampling, self._features(prompt))
         if train:
             self._open.add(key)
             work.prompts[key.rollout].append(prompt)
             self._compose(work)
+
+    def _features(self, prompt: Prompt) -> list[torch.Tensor] | None:
+        """A frozen tower's features of the prompt's media; None where the engine's own tower sees them."""
+        if self.vision is None:
+            return None
+        with self.lane.work("idle/vision"):
+            features = [self.vision.features(item) for item in prompt.media]
+        self.lane.join()  # decode reads them on its own stream
+        return features
 
     def poll(self) -> list[tuple[TurnKey, Response]]:
         """One decode step, then work in the window; returns the responses that ended.
@@ -280,13 +295,16 @@ class Rollplex:
         with tracing.span("train"):
             self.ledger.enter("train")
             place = {index: i for i, index in enumerate(order)}
-            for item in sorted(self._registered, key=lambda item: (place.get(item.group.index, 0), item.group.index)):
+            for item in sorted(
+                self._registered, key=lambda item: (place.get(item.group.index, len(place)), item.group.index)
+            ):
                 if not item.trained:
                     self.window.run(Job("train", self._train(item)))
         self.updater.release()  # what was encoded for rollouts that did not become part of a group
         self._registered.clear()
         self._batch_ended = True
         self.ledger.check_integrity(empty=("boundaries", "logits"))
+        self.lane.join()
 
     def update(self, lr: float, order: Sequence[int] = ()) -> None:
         """Finish the step's gradients, step the optimizer and publish the new version.
@@ -298,25 +316,34 @@ class Rollplex:
 
         Raises:
             ValueError: no rank registered a group.
-            NonFiniteGradient: nothing was changed.
+            NonFiniteGradient: the weights were not changed; the step's gradients are gone.
+            StaleCache: responses are still being decoded; nothing was changed.
             StorageMoved: the rollout engine no longer reads the trainer's memory.
         """
+        if self._engine is not None:
+            self._engine.check_idle()
         self.finish_gradients(order)
         self.ledger.enter("update")
         sums = self.all_reduce(self.updater.take_sums())
         denominator = sums.get("denominator", 0.0)
         if not denominator:
             raise ValueError("update() without a group: call train_on first")
-        with tracing.span("optimizer"):
-            self.lane.join()
-            self._gathered.close()
+        with tracing.span("optimizer"), self._scattered():
             grad_norm = self.trainer.step(lr, denominator)
-            self._gathered.enter_context(self.trainer.gathered())
         with tracing.span("publish"):
             self._publish()
         self.train_order, self._train_order = tuple(self._train_order), []
         self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
         self.ledger.enter("rollout")
+
+    @contextmanager
+    def _scattered(self) -> Iterator[None]:
+        """Inside, parameters are as the optimizer keeps them (ZeRO-3: shards)."""
+        self._gathered.close()
+        try:
+            yield
+        finally:
+            self._gathered.enter_context(self.trainer.gathered())
 
     def _publish(self) -> None:
         """Make the present weights a new version: encodings and caches of the old one are refused or dropped."""
@@ -393,9 +420,8 @@ class Rollplex:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and reference. Every rank calls it; its part goes into the same folder."""
-        self._gathered.close()
-        self.trainer.save(folder)
-        self._gathered.enter_context(self.trainer.gathered())
+        with self._scattered():
+            self.trainer.save(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.updater.reference is not None and self.rank == 0:
             torch.save(self.updater.reference.model.state_dict(), folder / "reference.pt")
@@ -408,11 +434,10 @@ class Rollplex:
             FileNotFoundError: the folder lacks this rank's state.
         """
         state = torch.load(folder / f"runtime_{self.rank}.pt")
-        self._gathered.close()
-        self.trainer.load(folder)
+        with self._scattered():
+            self.trainer.load(folder)
         if self.vision is not None:
             self.vision.clear()
-        self._gathered.enter_context(self.trainer.gathered())
         if self.config.rl.kl_coef > 0:
             self.start_rl()
             assert self.updater.reference is not None
@@ -424,6 +449,14 @@ class Rollplex:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _device() -> torch.device:
+    """This rank's device."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _device_bytes() -> int:

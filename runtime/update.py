@@ -139,12 +139,18 @@ class Updater:
             for item in unit.responses:
                 yield from self._encoding(self.actor, item.row, "graph")
                 self._differentiate_loss(item, loss)
-        for row in reversed([row for unit in tree for row in unit.rows]):
-            context = self._context(self.actor, row)
-            yield from backward(self.actor, self._encodings[self.actor][row], context, self.gradients)
-            self._drop(self.actor, [row])
-        for unit in tree:
+                if not work.packing.chain:  # nothing attends to it
+                    yield from self._backward(item.row)
+        for unit in reversed(tree):
+            for row in reversed(unit.rows):
+                if row in self._encodings[self.actor]:
+                    yield from self._backward(row)
             self._count_tokens(unit)
+
+    def _backward(self, row: Row) -> Steps:
+        encoding, context = self._encodings[self.actor][row], self._context(self.actor, row)
+        yield from backward(self.actor, encoding, context, self.gradients)
+        self._drop(self.actor, [row])
 
     def _differentiate_loss(self, item: ResponseRow, loss: GroupLoss) -> None:
         """The loss of one row of responses, and its gradient on the hidden states that it was read from."""

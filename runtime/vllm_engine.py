@@ -1,8 +1,8 @@
 """The rollout engine: vLLM in this process, sampling from the trainer's own weights.
 
 Everything that names vLLM is here: start-up, the loader that points its parameters at the trainer's memory, prompts
-that were rendered elsewhere (token in, pixel in), and the caches that a new policy version invalidates. Tested with
-vLLM 0.32 on a CPU; what an update of vLLM may change is marked where it is used.
+that were rendered elsewhere (token in, pixel in), and the caches that a new policy version invalidates. Written for
+vLLM 0.32 on a CPU and 0.24 on a GPU; other versions are refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.errors import UserError
 from configs.schema import RuntimeConfig
 from data.types import Prompt, Response, Sampling, TurnKey, Vocabulary
 from runtime.weights import Binding
@@ -24,6 +25,21 @@ from runtime.weights import Binding
 logger = logging.getLogger(__name__)
 
 TESTED_VLLM = ("0.32.0", "0.24.0")
+
+
+CPU_OPTIONS: dict[str, Any] = {"enforce_eager": True}
+GPU_OPTIONS: dict[str, Any] = {
+    # Starts in 40 s instead of minutes: no inductor, graphs for decode alone.
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    # The KV cache has a size of its own; this only keeps vLLM from refusing a device that the trainer shares.
+    "gpu_memory_utilization": 0.2,
+    "enable_sleep_mode": True,
+    "mm_encoder_tp_mode": "data",
+}
+
+
+class PromptTooLong(UserError, ValueError):
+    """A prompt and its response do not fit the context that the engine was started with."""
 
 
 class StaleCache(RuntimeError):
@@ -35,6 +51,8 @@ class RolloutEngine:
 
     Args:
         trainer: the trainer's parameters by Hugging Face name; the engine's become views of them.
+        seed: seeds what is sampled without a seed of its own.
+        max_videos: most videos of a prompt.
         share: False copies them instead, at every `publish` (ZeRO-3).
     """
 
@@ -46,12 +64,16 @@ class RolloutEngine:
         vocabulary: Vocabulary,
         trainer: Mapping[str, nn.Parameter],
         *,
+        seed: int,
+        max_videos: int,
         share: bool = True,
     ) -> None:
         import vllm
 
         if vllm.__version__.split("+")[0] not in TESTED_VLLM:
-            raise RuntimeError(f"vllm {vllm.__version__} found, one of {TESTED_VLLM} needed")
+            raise UserError(
+                f"vllm {vllm.__version__} is installed, Rollplex needs one of {', '.join(TESTED_VLLM)}: make install"
+            )
         self.vocabulary = vocabulary
         self.policy_version = 0
         self.binding: Binding
@@ -60,10 +82,9 @@ class RolloutEngine:
             _keep_cpu_weights()
         _keep_process_group()
         self._register_loader(trainer, share)
-        rng = torch.get_rng_state()  # vLLM seeds the global generator
-        options: dict[str, Any] = {"enforce_eager": True} if on_cpu else {}
+        options = CPU_OPTIONS if on_cpu else GPU_OPTIONS
         if vllm.__version__.startswith("0.32"):
-            options["mm_device_do_normalize"] = False  # the prompt's pixels are normalised already
+            options = options | {"mm_device_do_normalize": False}  # the prompt's pixels are normalised already
         self.llm = vllm.LLM(
             str(model_dir),
             load_format="rollplex",
@@ -77,15 +98,15 @@ class RolloutEngine:
             async_scheduling=False,
             logprobs_mode="processed_logprobs",
             logits_processors=[_forbid(vocabulary.forbidden)],
-            limit_mm_per_prompt={"video": 16, "image": 0},
+            limit_mm_per_prompt={"video": max_videos, "image": 0},
             mm_processor_cache_gb=0,
             skip_mm_profiling=True,
             disable_log_stats=True,
             generation_config="vllm",
-            seed=0,
+            seed=seed,
             **options,
         )
-        torch.set_rng_state(rng)
+        torch.manual_seed(seed)  # vLLM samples from the global generator
         self._fields = self._mm_fields()
 
     def _register_loader(self, trainer: Mapping[str, nn.Parameter], share: bool) -> None:
@@ -105,10 +126,13 @@ class RolloutEngine:
                 pass
 
             def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
+                device = next(iter(trainer.values())).device
                 with set_default_torch_dtype(model_config.dtype):
-                    model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+                    with torch.device("cpu"):  # nothing touches the pages of weights that are not kept
+                        model = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
                     engine.binding = Binding(model, trainer, share=share)
-                    process_weights_after_loading(model, model_config, torch.device("cpu"))
+                    _move_buffers(model, device)
+                    process_weights_after_loading(model, model_config, device)
                 engine.binding.check()
                 return model.eval()
 
@@ -129,14 +153,14 @@ class RolloutEngine:
             features: vision features of the prompt's media, in order; None lets the engine's own tower compute them.
 
         Raises:
-            ValueError: prompt and response do not fit `runtime.max_model_len`.
+            PromptTooLong: prompt and response do not fit `runtime.max_model_len`.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         limit = self.llm.llm_engine.model_config.max_model_len
         if len(prompt.token_ids) + sampling.max_tokens > limit:
-            raise ValueError(
+            raise PromptTooLong(
                 f"a prompt of {len(prompt.token_ids)} tokens and {sampling.max_tokens} of response exceed "
                 f"runtime.max_model_len={limit}: raise it, or lower agent.max_pixels or agent.context_clips"
             )
@@ -202,21 +226,31 @@ class RolloutEngine:
             policy_version=self.policy_version,
         )
 
+    def check_idle(self) -> None:
+        """No response is being decoded, so that weights may change.
+
+        Raises:
+            StaleCache: one is; its blocks hold keys and values of the present weights.
+        """
+        if self.has_unfinished():
+            raise StaleCache(
+                f"the weights were to change while responses of version {self.policy_version} still decode"
+            )
+
     def publish(self, policy_version: int) -> None:
         """Make the trainer's present weights the ones that responses are sampled from.
 
         Raises:
-            StaleCache: a request is still running, so that its blocks hold keys and values of older weights.
+            StaleCache: a request is still running, or vLLM keeps blocks of older weights.
             StorageMoved: the weights are no longer shared.
         """
+        self.check_idle()
         if self.binding.share:
             self.binding.check()
         else:
             self.binding.copy()
-        if self.has_unfinished() or not self.llm.llm_engine.reset_prefix_cache():
-            raise StaleCache(
-                f"version {policy_version} was published while responses of version {self.policy_version} still decode"
-            )
+        if not self.llm.llm_engine.reset_prefix_cache():
+            raise StaleCache(f"vLLM did not drop the prefix cache of version {self.policy_version}")
         self.llm.llm_engine.reset_encoder_cache()
         self.policy_version = policy_version
 
@@ -254,6 +288,17 @@ def _keep_cpu_weights() -> None:
         layer.cpu_linear = F.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain_linear
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move what is no parameter (rotary tables, cached tensors) to the device that the parameters are on."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                setattr(module, name, value.to(device))
 
 
 def _forbid(token_ids: tuple[int, ...]) -> type:

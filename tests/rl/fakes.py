@@ -52,6 +52,8 @@ class FakePool:
         """Slot -> polls for which it stays silent."""
         self.start_hash: Callable[[int, Episode], str] = lambda slot, episode: f"start-{episode.seed}"
         self.geodesic_m = 2.0
+        self.loses: Callable[[int, Episode, int], bool] = lambda slot, episode, went: False
+        """Whether the simulator gives an episode up, by slot, episode and "go"s so far."""
         self._length = length
         self._random = random.Random(timing)
         self._pending: dict[int, EnvResult] = {}
@@ -93,6 +95,9 @@ class FakePool:
     def _result(self, slot: int, reward: float, frame_hash: str, env_steps: int) -> EnvResult:
         episode, went, walked = self._state[slot]
         won = went >= self._length(episode)
+        if self.loses(slot, episode, went):
+            empty = np.zeros((2, 28, 28, 3), np.uint8)
+            return EnvResult(slot, empty, "", float("nan"), False, False, {}, (), 0, "", lost="the wheel came off")
         clip = np.full((2, 28, 28, 3), min(went, 255), np.uint8)
         info = {"success": won, "path_length_m": float(walked), "geodesic_m": self.geodesic_m}
         return EnvResult(

@@ -1,9 +1,8 @@
-"""Evaluation: intervals and path efficiency by hand, and the same results however it is spread."""
+"""Evaluation: every episode once, and the same results however it is spread."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,72 +10,11 @@ import pytest
 
 from configs.errors import UserError
 from data.types import Sampling, TurnKey
-from envs.registration import Episode
+from envs.registration import heldout_manifest
 from rl.evaluate import Alone, eval_sampling, evaluate, evaluate_command
 from rl.players import ModelPlayer, ScriptedPlayer, expert_choice
-from rl.scores import EpisodeResult, Evaluation, spl, summarize, wilson_interval
+from rl.scores import Evaluation, wilson_interval
 from tests.rl.fakes import GO, STAY, FakePolicy, FakePool, FakeRuntime, fake_config
-
-HELD = [Episode(f"held-{index}", index, "heldout") for index in range(7)]
-
-
-def result(success: bool, geodesic_m: float, path_length_m: float) -> EpisodeResult:
-    return EpisodeResult(float(success), 0.0, 0.0, 2.0, 4.0, 0.0, path_length_m, geodesic_m)
-
-
-@pytest.mark.parametrize(
-    ("successes", "count", "low", "high"),
-    [
-        # z^2 = 3.8414588. 5 of 10: center (0.5 + 0.19207) / 1.38415 = 0.5,
-        # half 1.959964 / 1.38415 * sqrt(0.025 + 0.0096036) = 0.26341
-        (5, 10, 0.23659, 0.76341),
-        (0, 10, 0.0, 3.8414588 / 13.8414588),  # the lower end is 0, the upper z^2 / (n + z^2)
-        (10, 10, 10 / 13.8414588, 1.0),
-        # center (0.85 + 0.0096036) / 1.0192073 = 0.843404, half 1.923028 * sqrt(0.0006375 + 0.0000240) = 0.049460
-        (170, 200, 0.793944, 0.892864),
-    ],
-)
-def test_wilson_interval(successes: int, count: int, low: float, high: float) -> None:
-    ends = wilson_interval(successes, count)
-    assert ends == pytest.approx((low, high), abs=1e-5)
-    for end in ends:  # where the share lies z standard errors away, the error taken at the end itself
-        assert (successes / count - end) ** 2 == pytest.approx(3.841458820694124 * end * (1 - end) / count, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("success", "geodesic_m", "path_length_m", "expected"),
-    [
-        (True, 5, 10, 0.5),
-        (True, 5, 4.9, 1),  # a path shorter than the shortest one, by rounding
-        (False, 5, 5, 0),  # also who reached the goal and did not say so
-        (True, 0, 0, 1),  # ZERO_LENGTH_SPL
-        (True, 0, 2, 0),
-        (False, 0, 0, 0),
-        (True, math.inf, 3, None),
-        (False, math.inf, 3, None),
-        (True, math.nan, 3, None),
-    ],
-)
-def test_spl_of_one_episode(success: bool, geodesic_m: float, path_length_m: float, expected: float | None) -> None:
-    assert spl(success, float(geodesic_m), float(path_length_m)) == expected
-
-
-def test_spl_leaves_out_and_counts_what_has_no_path() -> None:
-    # D18's seven episodes: 0.5, 1, 0, 1, 0, left out, 0
-    rows = [(1, 5, 10), (1, 5, 4.9), (0, 5, 5), (1, 0, 0), (1, 0, 2), (1, math.inf, 3), (0, 4, 4)]
-    done = summarize(HELD, [result(bool(s), float(g), float(p)) for s, g, p in rows])
-    assert done.spl == pytest.approx(2.5 / 6)
-    assert done.spl_excluded == 1
-    assert done.success == pytest.approx(5 / 7)
-    assert [episode["spl"] for episode in done.episodes] == [0.5, 1, 0, 1, 0, None, 0]
-    assert done.episodes[5]["geodesic_m"] is None
-    json.dumps(done.episodes, allow_nan=False)
-
-
-def test_spl_is_none_where_the_environment_measures_no_path() -> None:
-    done = summarize(HELD[:2], [result(True, math.nan, math.nan)] * 2)
-    assert done.spl is None
-    assert done.spl_excluded == 2
 
 
 def play(
@@ -102,6 +40,32 @@ def test_results_hold_every_episode_and_the_means(tmp_path: Path) -> None:
     assert len({episode["id"] for episode in written["episodes"]}) == 5
     assert not (tmp_path / "videos").exists()
     assert done.metrics()["eval/success_low"] == pytest.approx(wilson_interval(3, 5)[0])
+
+
+def test_lost_episodes_count_nowhere(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, eval={"episodes": 5, "videos": 0})
+    pool, player = FakePool(2, lambda episode: 2), ScriptedPlayer(expert_choice(("go", "stay")), None)
+    seeds = [episode.seed for episode in heldout_manifest(config.env, 5, 0)]
+    pool.loses = lambda slot, episode, went: episode.seed in seeds[:2] and went == 1
+    done = evaluate(config, pool, player, Alone(), tmp_path)
+    assert done is not None
+    assert (done.success, done.lost) == (1.0, 2)
+    assert done.success_ci95 == wilson_interval(3, 3)
+    written = json.loads((tmp_path / "results.json").read_text())["episodes"]
+    assert [(row["lost"], row["success"]) for row in written] == [(True, None)] * 2 + [(False, True)] * 3
+    pool.loses = lambda slot, episode, went: True
+    with pytest.raises(UserError, match=r"all 5 episodes were lost.*the wheel came off"):
+        evaluate(config, pool, player, Alone(), tmp_path)
+
+
+def test_a_world_with_a_list_of_episodes_is_evaluated_on_that(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, eval={"episodes": 50, "videos": 0})
+    pool, player = FakePool(2, lambda episode: 2), ScriptedPlayer(expert_choice(("go", "stay")), None)
+    pool.heldout = tuple((scene, number) for scene in ("attic", "barn") for number in ("0", "1", "2"))
+    assert evaluate(config, pool, player, Alone(), tmp_path) is not None
+    rows = json.loads((tmp_path / "results.json").read_text())["episodes"]
+    assert sorted((row["scene"], row["id"]) for row in rows) == sorted(pool.heldout)
+    assert all(pool.heldout[row["seed"]] == (row["scene"], row["id"]) for row in rows)
 
 
 def test_two_ranks_together_see_what_one_sees(tmp_path: Path) -> None:

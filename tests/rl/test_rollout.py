@@ -12,7 +12,7 @@ from data.task_sampler import Task, TaskSampler
 from data.types import Group, Sampling, TurnKey
 from envs.registration import Episode
 from rl.players import ModelPlayer, ScriptedPlayer, expert_choice
-from rl.rollout import collect_expert, collect_groups, rollout_sampling, run_episodes
+from rl.rollout import Lost, collect_expert, collect_groups, rollout_sampling, run_episodes
 from tests.rl.fakes import ACTIONS, GO, NONSENSE, STAY, FakePolicy, FakePool, FakeRuntime, fake_config
 
 
@@ -216,3 +216,32 @@ def test_an_expert_needs_no_model() -> None:
     records = run_episodes([(0, Episode("a", 3, "heldout"))], FakePool(1, some_length), player, fake_config())
     assert records[0].success
     assert records[0].turns[0].response.token_ids == ()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_group_with_a_lost_episode_leaves_the_batch_and_the_others_stay(deterministic: bool, at: int) -> None:
+    config = fake_config(rollout={"deterministic": deterministic})
+    gone = tasks(3)[1][1].seed
+    pool, runtime, lost = FakePool(12, lambda episode: 3, timing=1), FakeRuntime(timing=2), list[Lost]()
+    pool.loses = lambda slot, episode, went: episode.seed == gone and slot == 6 and went == at
+    groups = list(collect_groups(tasks(3), pool, FakePolicy(), runtime, config, 0, lost=lost))
+    pool.check_integrity()
+    runtime.check_integrity()
+    assert sorted(group.index for group in groups) == [0, 2]
+    assert all(rollout.success for group in groups for rollout in group.rollouts)
+    assert [(item.job.group, item.reason) for item in lost] == [(1, "the wheel came off")]
+    assert sorted(runtime.ended_rollouts) == [(g, r) for g in range(3) for r in range(4)]  # its rows may be composed
+
+
+def test_lost_episodes_are_no_demonstrations_and_no_results() -> None:
+    odd = tasks(3)[1][1].seed
+    pool, lost = FakePool(2, some_length), list[Lost]()
+    pool.loses = lambda slot, episode, went: episode.seed == odd
+    (group,) = collect_expert(tasks(3), pool, FakePolicy(), fake_config(), 0, lost=lost)
+    assert len(group.rollouts) == 2
+    assert len(lost) == 1
+    player = ScriptedPlayer(expert_choice(ACTIONS), None)
+    records = run_episodes([(4, Episode("a", odd)), (5, Episode("b", 3))], pool, player, fake_config(), lost=lost)
+    assert list(records) == [5]
+    assert [item.job.group for item in lost] == [1, 4]

@@ -168,6 +168,10 @@ def test_a_version_is_not_published_while_responses_decode(runtime: Rollplex, po
     runtime.submit(TurnKey(0, 0, 0), prompt, Sampling(max_tokens=6), train=False)
     with pytest.raises(StaleCache, match="still decode"):
         runtime.engine.publish(runtime.policy_version + 1)
+    before = weights(runtime)
+    with pytest.raises(StaleCache, match="still decode"):
+        runtime.update(1e-3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(runtime).items())
     while runtime.has_unfinished():
         runtime.poll()
 
@@ -202,6 +206,9 @@ class ReplayEngine:
         for key in ended:
             del self.left[key]
         return [(key, self.responses[key]) for key in ended]
+
+    def check_idle(self) -> None:
+        assert not self.left
 
     def publish(self, policy_version: int) -> None:
         pass
