@@ -73,7 +73,8 @@ def data_check(config: RunConfig, args: argparse.Namespace) -> None:
 def bench_schedules(config: RunConfig, args: argparse.Namespace) -> None:
     from bench.schedules import compare, table
 
-    result = compare(config, args.repeats)
+    clip = tuple(int(size) for size in args.clip.split("x"))
+    result = compare(config, args.repeats, args.arms.split(","), clip)
     print(json.dumps(result) if args.json else table(result))
 
 
@@ -131,6 +132,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     check_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     schedules_parser = _add_command(parts, bench_schedules, "schedules", "the four schedules on identical work")
     schedules_parser.add_argument("--repeats", type=int, default=3, help="steps after a warm-up (default: %(default)s)")
+    arms = "unshared,serial,overlapped,streamed"
+    schedules_parser.add_argument("--arms", default=arms, help="schedules, the first to compare with (%(default)s)")
+    schedules_parser.add_argument("--clip", default="8x112x112", help="frames x height x width (default: %(default)s)")
     schedules_parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args, extra = parser.parse_known_args(argv)
     # argparse gives up on positional arguments that come after an option

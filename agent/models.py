@@ -28,7 +28,6 @@ from configs.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 TINY_PREFIX = "tiny:"
-RANDOM_PREFIX = "random:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.jinja"]
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))

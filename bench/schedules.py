@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,38 +20,37 @@ from data.types import Group, Prompt, Rollout, Sampling, Turn, TurnKey
 from rl.losses import Scale, policy_loss
 from runtime.rollplex import Rollplex
 
-ARMS: tuple[Literal["unshared", "serial", "overlapped", "streamed"], ...] = (
-    "unshared",
-    "serial",
-    "overlapped",
-    "streamed",
-)
-CLIP = (8, 112, 112, 3)
+ARMS = ("unshared", "serial", "overlapped", "streamed")
+CLIP = (8, 112, 112)
+"""Frames, height and width of a synthetic clip."""
 INSTRUCTION = "say what moves in the video, then what it does next, and where it will be when the clip has ended"
 
 
-def compare(config: RunConfig, repeats: int = 3) -> dict[str, Any]:
-    """Run every schedule `repeats` times after one warm-up; medians of seconds, and the gradient's distance.
+def compare(
+    config: RunConfig, repeats: int = 3, arms: Sequence[str] = ARMS, clip: Sequence[int] = CLIP
+) -> dict[str, Any]:
+    """Run schedules `repeats` times each after one warm-up; medians of seconds, and the gradient's distance.
 
     Returns:
         `arms.<schedule>`: `step_s`, `rollout_s`, `train_s` (reference and actor, wherever they ran), `train_tokens`,
-        `naive_tokens`, `peak_bytes`, `hidden_s`, `grad_rel_err` (to unshared).
+        `naive_tokens`, `peak_bytes`, `hidden_s`, `grad_rel_err` (to the first arm).
     """
     with tempfile.TemporaryDirectory() as cache:
         model_dir = resolve_model(config.model.path, Path(cache))
         policy = VLMPolicy(config.agent, model_dir, ("left", "right", "forward"))
-        prompts = _prompts(config, policy)
-        arms: dict[str, dict[str, float]] = {}
+        prompts = _prompts(config, policy, clip)
+        results: dict[str, dict[str, float]] = {}
         gradients: dict[str, torch.Tensor] = {}
-        for arm in ARMS:
-            arm_config = replace(config, runtime=replace(config.runtime, schedule=arm, fallback=False))
+        for arm in arms:
+            runtime_config = replace(config.runtime, schedule=arm, fallback=False)  # type: ignore[arg-type]
+            arm_config = replace(config, runtime=runtime_config)
             with Rollplex(arm_config, model_dir, policy.vocabulary) as runtime:
                 steps = [_step(runtime, prompts) for _ in range(repeats + 1)]
             gradients[arm] = steps[0][1]  # before any update, so that all arms have the same weights
-            arms[arm] = _medians([numbers for numbers, _ in steps[1:]])
-            error = (gradients[arm] - gradients["unshared"]).norm() / gradients["unshared"].norm()
-            arms[arm]["grad_rel_err"] = float(error)
-    return {"shape": _shape(config, prompts), "arms": arms}
+            results[arm] = _medians([numbers for numbers, _ in steps[1:]])
+            error = (gradients[arm] - gradients[arms[0]]).norm() / gradients[arms[0]].norm()
+            results[arm]["grad_rel_err"] = float(error)
+    return {"shape": _shape(config, prompts), "arms": results}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -73,9 +72,9 @@ def _shape(config: RunConfig, prompts: list[Prompt]) -> dict[str, int]:
     }
 
 
-def _prompts(config: RunConfig, policy: VLMPolicy) -> list[Prompt]:
+def _prompts(config: RunConfig, policy: VLMPolicy, clip: Sequence[int]) -> list[Prompt]:
     generator = np.random.default_rng(config.seed)
-    clips = generator.integers(0, 255, (config.rl.groups_per_step, *CLIP), dtype=np.uint8)
+    clips = generator.integers(0, 255, (config.rl.groups_per_step, *clip, 3), dtype=np.uint8)
     return policy.render([[Observation(clip, INSTRUCTION)] for clip in clips])
 
 
@@ -86,7 +85,7 @@ def _step(runtime: Rollplex, prompts: list[Prompt]) -> tuple[dict[str, float], t
     _roll_out(runtime, prompts, lambda group: runtime.train_on(group, policy_loss(config.rl, group, Scale(1))))
     rollout_s = time.perf_counter() - start
     runtime.finish_gradients()
-    gradient = runtime.trainer.gradients.flat.clone()
+    gradient = runtime.trainer.gradients.flat.to("cpu", copy=True)
     runtime.update(config.train.lr)
     stats = runtime.stats()
     numbers = {

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 TINY_PREFIX = "tiny:"
+RANDOM_PREFIX = "random:"
 
 EVERYWHERE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM's weights are views of the trainer's: one process
@@ -51,7 +52,7 @@ def _defaults(gpu: bool, local: bool) -> Iterator[tuple[str, str]]:
 
 def is_local(model_path: str) -> bool:
     """True where the model needs no download."""
-    return model_path.startswith(TINY_PREFIX) or Path(model_path).exists()
+    return model_path.startswith((TINY_PREFIX, RANDOM_PREFIX)) or Path(model_path).exists()
 
 
 def has_gpu() -> bool:

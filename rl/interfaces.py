@@ -1,18 +1,21 @@
-"""What the loop needs of the environments, the agent and the runtime, in one place.
+"""What the loop needs of the environments, the sets, the agent and the runtime, in one place.
 
-The real ones are `envs.pool.EnvPool`, `agent.policy.VLMPolicy` and `runtime.rollplex.Rollplex`; tests bring small ones
-that decide in plain Python.
+The real ones are `envs.pool.EnvPool`, `agent.policy.VLMPolicy`, `agent.video_qa.VideoQAPolicy` and
+`runtime.rollplex.Rollplex`; tests bring small ones that decide in plain Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agent.action_parser import ParsedAction
 from agent.policy import Observation
+from data.decode import DecodedClip
 from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey
+from data.video_qa import VideoQARow
 from envs.pool import EnvResult
 from envs.registration import Episode
 
@@ -44,6 +47,16 @@ class Policy(Protocol):
     ) -> list[Prompt]: ...
     def parse(self, token_ids: Sequence[int]) -> ParsedAction: ...
     def encode_actions(self, actions: Sequence[str]) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class QuestionPolicy(Protocol):
+    """Prompts from rows and clips, texts from responses, and the tokens of a row's answer."""
+
+    def render(self, rows: Sequence[VideoQARow], clips: Sequence[Sequence[DecodedClip]]) -> list[Prompt]: ...
+    def text(self, token_ids: Sequence[int]) -> str: ...
+    def label(self, row: VideoQARow) -> tuple[int, ...]: ...
+    def token_budget(self, row: VideoQARow) -> int: ...
 
 
 @runtime_checkable
@@ -87,3 +100,51 @@ class Runtime(Decoder, Persistent, Protocol):
     def update(self, lr: float) -> None: ...
     def stats(self) -> dict[str, float]: ...
     def start_rl(self) -> None: ...
+
+
+class Cursors(NamedTuple):
+    """Where a run is in what it learns from, as plain JSON values."""
+
+    imitation: dict[str, int]
+    rl: dict[str, int]
+
+
+class Loss(Protocol):
+    """An episode or a response of which nothing can be learned, and why."""
+
+    @property
+    def reason(self) -> str: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A held-out evaluation."""
+
+    @property
+    def success(self) -> float: ...
+    @property
+    def success_ci95(self) -> tuple[float, float]: ...
+    def metrics(self) -> dict[str, float | None]: ...
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What a run learns from and is measured by; the loop knows no more of environments and sets of questions.
+
+    `lost` is of the last call of `demonstrations` or `groups`. `teacher` surrounds all calls of `demonstrations`.
+    """
+
+    lost: Sequence[Loss]
+
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def max_turns(self) -> int: ...
+    def teacher(self) -> AbstractContextManager[None]: ...
+    def demonstrations(self, step: int) -> list[Group]: ...
+    def groups(self, step: int) -> Iterator[Group]: ...
+    def evaluate(self, folder: Path, videos: int | None = None) -> Measured | None: ...
+    def prompts(self, count: int) -> list[tuple[str, Prompt]]: ...
+    def metrics(self) -> dict[str, float]: ...
+    def cursors(self) -> Cursors: ...
+    def load_cursors(self, cursors: Cursors) -> None: ...

@@ -24,7 +24,7 @@ from data.video_qa import VideoQARow
 from data.video_qa_feed import ClipPool, Sample, VideoQAFeed, open_feed, open_pool
 from envs.registration import Episode
 from rl.interfaces import Cursors, QuestionPolicy, Runtime
-from rl.question_scores import QuestionEvaluation, evaluate_questions
+from rl.question_scores import QuestionEvaluation, claim, evaluate_questions
 from rl.rollout import Job, Lost, rollout_sampling
 from runtime.rollplex import Rollplex
 
@@ -108,11 +108,9 @@ class QuestionSource:
         for row in self.rows or self.held_out:
             if len(found) == count:
                 break
+            budget = self.policy.token_budget(row)
             try:
-                clips = [
-                    self.pool.result(ticket)
-                    for ticket in [self.pool.submit(video, self.policy.token_budget(row)) for video in row.videos]
-                ]
+                clips = claim(self.pool, [self.pool.submit(video, budget) for video in row.videos])
             except BadMedia:
                 continue
             found.append((row.id, self.policy.render([row], [clips])[0]))
@@ -180,18 +178,16 @@ class QuestionSource:
         scored = self.rewards.score(sample.row, answers)
         self._scored += scored
         episode = Episode(sample.row.id, sample.seed, "train")
-        lost = [Lost(Job(index, place, episode), item.lost_because) for place, item in enumerate(scored) if item.reward is None]
-        self.lost += lost
-        if lost:
-            return None
         rollouts = []
-        for text, response, item in zip(texts, responses, scored, strict=True):
-            assert item.reward is not None
+        for place, (text, response, item) in enumerate(zip(texts, responses, scored, strict=True)):
+            if item.reward is None:
+                self.lost.append(Lost(Job(index, place, episode), item.lost_because))
+                continue
             turn = Turn(prompt, response, invalid=item.is_unparsed, reward=item.reward)
             right = answer_score(text, sample.row, self.config.reward) == 1.0
             cut = response.finish_reason == "length"
             rollouts.append(Rollout(sample.row.id, (turn,), item.reward, right, cut, {"parts": item.parts}))
-        return Group(index, tuple(rollouts))
+        return Group(index, tuple(rollouts)) if len(rollouts) == len(responses) else None
 
 
 @contextmanager

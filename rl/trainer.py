@@ -18,23 +18,17 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agent.models import resolve_model
-from agent.policy import VLMPolicy
 from configs.errors import RunInterrupted, UserError
 from configs.load import save_config
 from configs.schema import RunConfig
-from data.task_sampler import Task, TaskSampler, stable_seed
 from data.types import Group
-from envs.pool import EnvPool
 from rl.checkpoint import Progress, load_checkpoint, prepare_run_folder, rng_state, save_checkpoint
-from rl.evaluate import eval_sampling, evaluate
-from rl.interfaces import Policy, Pool, Runtime
+from rl.doctor import check_parity
+from rl.interfaces import Cursors, Measured, Source
 from rl.losses import Scale, batch_std, batch_sums, imitation_loss, needs_batch, policy_loss
 from rl.metrics import MetricsLog, add_stats, per_token, rollout_metrics, rollout_sums, warn_if_cut, write_json
-from rl.players import ModelPlayer
-from rl.rollout import Lost, collect_expert, collect_groups
-from rl.scores import Evaluation
 from rl.signals import StopSignals
-from runtime.rollplex import Rollplex
+from rl.sources import open_source
 from runtime.tracing import TIMELINE
 
 logger = logging.getLogger(__name__)
@@ -44,7 +38,7 @@ def train(config: RunConfig) -> dict[str, Any]:
     """Run the job that a config describes; returns what `summary.json` holds.
 
     Raises:
-        UserError: the run folder, the model or the environment cannot be used.
+        UserError: the run folder, the model, the environment or the sets cannot be used, or vLLM and the trainer differ.
         RunInterrupted: a signal asked the run to stop, and it has saved a checkpoint.
     """
     checkpoint = prepare_run_folder(config)
@@ -52,15 +46,15 @@ def train(config: RunConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(logging_redirect_tqdm())
         stop = stack.enter_context(StopSignals())
-        pool = stack.enter_context(EnvPool(config.env))
-        policy = VLMPolicy(config.agent, model_dir, pool.action_names)
-        runtime = stack.enter_context(Rollplex(config, model_dir, policy.vocabulary))
-        run = Trainer(config, policy, runtime, stop)
+        source = stack.enter_context(open_source(config, model_dir, stop.requested))
+        if config.runtime.doctor and checkpoint is None:
+            check_parity(config, source)
+        run = Trainer(config, source, stop)
         run.resume(checkpoint)
-        if run.imitation_left:  # the expert's planning costs more than the simulator, so only this pool pays for it
-            with EnvPool(config.env, with_expert=True, max_actions=config.agent.max_actions) as experts:
-                run.imitate(experts)
-        run.reinforce(pool)
+        if run.imitation_left:
+            with source.teacher():
+                run.imitate()
+        run.reinforce()
         return run.summarize()
 
 
@@ -72,20 +66,18 @@ class Moment(NamedTuple):
 
 
 class Trainer:
-    """One run on one rank. All ranks make the same steps; rank r rolls out every `world_size`-th task."""
+    """One run on one rank. All ranks make the same steps, each with its share of what the source has."""
 
-    def __init__(self, config: RunConfig, policy: Policy, runtime: Runtime, stop: StopSignals) -> None:
+    def __init__(self, config: RunConfig, source: Source, stop: StopSignals) -> None:
         self.config = config
-        self.policy = policy
-        self.runtime = runtime
+        self.source = source
+        self.runtime = runtime = source.runtime
         self.stop = stop
         self.folder = Path(config.run_dir)
         self.progress = Progress()
-        self.expert_tasks = TaskSampler(stable_seed(config.seed, 1))
-        self.tasks = TaskSampler(config.seed)
         TIMELINE.recording = config.runtime.trace
         self.log = MetricsLog(self.folder / "metrics.jsonl", enabled=runtime.rank == 0)
-        self._last: Evaluation | None = None
+        self._last: Measured | None = None
         self._warned = False
         self._since = time.perf_counter()
 
@@ -93,8 +85,7 @@ class Trainer:
         """Continue from a checkpoint, or begin."""
         if checkpoint is not None:
             self.progress = load_checkpoint(checkpoint, self.runtime)
-            self.expert_tasks.load_state(self.progress.imitation_sampler)
-            self.tasks.load_state(self.progress.sampler)
+            self.source.load_cursors(Cursors(self.progress.imitation_sampler, self.progress.sampler))
             logger.info("continuing %s from checkpoint %s", self.folder, checkpoint.name)
         self.log.start(self.progress.phase, self.progress.step)
         if self.runtime.rank == 0:
@@ -106,43 +97,36 @@ class Trainer:
         """Steps of the warm start that are still to be made (count)."""
         return max(self.config.imitation.steps - self.progress.step, 0) if self.progress.phase == "imitation" else 0
 
-    def imitate(self, pool: Pool) -> None:
-        """The warm start: cross-entropy on the expert's actions."""
+    def imitate(self) -> None:
+        """The warm start: cross-entropy on the source's demonstrations."""
         config, runtime, progress = self.config, self.runtime, self.progress
         with self._bar("imitation", config.imitation.steps) as bar:
             while self.imitation_left:
                 begin = self._moment()
-                tasks = self._share(self.expert_tasks.next(config.imitation.episodes_per_step))
-                lost: list[Lost] = []
-                groups = collect_expert(
-                    tasks, pool, self.policy, config, progress.step, should_stop=self.stop.requested, lost=lost
-                )
+                groups = self.source.demonstrations(progress.step)
                 for group in groups:
                     runtime.train_on(group, imitation_loss(group))
                 self._leave_if_asked(begin)
-                self._require_any(groups, lost)
+                self._require_any(groups)
                 runtime.update(config.imitation.lr)
-                self._finish_step(groups, lost, runtime.stats(), bar)
+                self._finish_step(groups, runtime.stats(), bar)
 
-    def reinforce(self, pool: Pool) -> None:
+    def reinforce(self) -> None:
         """Alternate rollouts and updates until `steps` are done, and evaluate on the way."""
         config, runtime, progress = self.config, self.runtime, self.progress
         if progress.phase == "imitation":
             self._begin_rl()
         with self._bar("rl", config.steps) as bar:
-            self._evaluate_if_due(pool)
+            self._evaluate_if_due()
             while progress.step < config.steps:
                 begin = self._moment()
-                tasks = self._share(self.tasks.next(config.rl.groups_per_step))
-                groups, lost = [], list[Lost]()
-                for group in collect_groups(
-                    tasks, pool, self.policy, runtime, config, progress.step, should_stop=self.stop.requested, lost=lost
-                ):
+                groups = []
+                for group in self.source.groups(progress.step):
                     if not needs_batch(config.rl):
                         self._train_on(group)  # a finished group, others still decode
                     groups.append(group)
                 self._leave_if_asked(begin)
-                self._require_any(groups, lost)
+                self._require_any(groups)
                 if needs_batch(config.rl):
                     self._train_on_batch(groups)
                 runtime.update(self._learning_rate())  # optimizer step, new policy_version, old encodings dropped
@@ -151,8 +135,8 @@ class Trainer:
                     self._train_on_batch(groups)
                     runtime.update(self._learning_rate())
                     stats = add_stats(stats, runtime.stats())
-                self._finish_step(groups, lost, stats, bar)
-                self._evaluate_if_due(pool)
+                self._finish_step(groups, stats, bar)
+                self._evaluate_if_due()
 
     def summarize(self) -> dict[str, Any]:
         """Write `summary.json`: what the run was for, what it came to and what it took."""
@@ -167,7 +151,7 @@ class Trainer:
             "success_after": after.success,
             "success_after_ci95": list(after.success_ci95),
             "spl_before": before["spl"],
-            "spl_after": after.spl,
+            "spl_after": after.metrics().get("eval/spl"),
             "best": self.progress.best,
             "steps": self.progress.step,
             "wall_s": totals["wall_s"],
@@ -191,12 +175,8 @@ class Trainer:
 
     # --- pieces of a step --------------------------------------------------------------------------------------------
 
-    def _share(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-        """This rank's tasks, each with its position in the step's batch over all ranks."""
-        return list(enumerate(tasks))[self.runtime.rank :: self.runtime.world_size]
-
     def _train_on(self, group: Group, batch_std: float = 1.0) -> None:
-        longest = self.config.env.max_turns * self.config.rollout.max_tokens
+        longest = self.source.max_turns * self.config.rollout.max_tokens
         self.runtime.train_on(group, policy_loss(self.config.rl, group, Scale(longest, batch_std)))
 
     def _train_on_batch(self, groups: Sequence[Group]) -> None:
@@ -210,24 +190,23 @@ class Trainer:
         warmup = self.config.train.warmup_steps
         return self.config.train.lr * min(1.0, (self.progress.step + 1) / max(warmup, 1))
 
-    def _require_any(self, groups: Sequence[Group], lost: Sequence[Lost]) -> None:
-        """Stop where the simulators leave no rank anything to learn from: that is no bad luck any more."""
+    def _require_any(self, groups: Sequence[Group]) -> None:
+        """Stop where faults leave no rank anything to learn from: that is no bad luck any more."""
+        lost = self.source.lost
         if not self.runtime.all_reduce({"groups": float(len(groups))})["groups"]:
             reason = f" The first of this rank: {lost[0].reason}" if lost else ""
             raise UserError(
                 f"{self.progress.phase} step {self.progress.step}: no group is whole, {len(lost)} episodes were lost "
-                f"to faults of the environment.{reason}"
+                f"to faults.{reason}"
             )
 
-    def _finish_step(
-        self, groups: Sequence[Group], lost: Sequence[Lost], stats: dict[str, float], bar: tqdm[Any]
-    ) -> None:
+    def _finish_step(self, groups: Sequence[Group], stats: dict[str, float], bar: tqdm[Any]) -> None:
         """Count the step, write its numbers, save if it is time."""
         progress = self.progress
         progress.step += 1
         self._note_progress()
-        sums = self.runtime.all_reduce(rollout_sums(groups, len(lost)))
-        metrics = rollout_metrics(sums) | per_token(stats)
+        sums = self.runtime.all_reduce(rollout_sums(groups, len(self.source.lost)))
+        metrics = rollout_metrics(sums) | per_token(stats) | self.source.metrics()
         if progress.phase == "rl":
             kept = {key: stats[key] for key in stats if key.startswith(("tokens/", "window/"))}
             progress.totals = add_stats(progress.totals, kept)
@@ -244,20 +223,19 @@ class Trainer:
         if _is_due(progress.step, self.config.save_every, bar.total):
             save_checkpoint(self.config, self.runtime, progress)
 
-    def _evaluate_if_due(self, pool: Pool) -> None:
+    def _evaluate_if_due(self) -> None:
         """Measure held-out success before the first step, after the last, and as often as `eval_every` says."""
         config, progress, step = self.config, self.progress, self.progress.step
         if step > 0 and not _is_due(step, config.eval_every, config.steps):
             return
         begin = self._moment()
-        player = ModelPlayer(self.policy, self.runtime, eval_sampling(config), train=False)
-        folder = self.folder / "eval" / f"step_{step:06d}"
-        done = evaluate(config, pool, player, self.runtime, folder, should_stop=self.stop.requested)
+        done = self.source.evaluate(self.folder / "eval" / f"step_{step:06d}")
         if done is None:
             self._leave(begin)
         assert done is not None
         self._last = done
-        record = {"step": step, "success": done.success, "success_ci95": list(done.success_ci95), "spl": done.spl}
+        record = {"step": step, "success": done.success, "success_ci95": list(done.success_ci95)}
+        record["spl"] = done.metrics().get("eval/spl")
         if step == 0:
             progress.before = record
         if progress.best is None or done.success > progress.best["success"]:
@@ -287,8 +265,7 @@ class Trainer:
         )
 
     def _note_progress(self) -> None:
-        self.progress.imitation_sampler = self.expert_tasks.state()
-        self.progress.sampler = self.tasks.state()
+        self.progress.imitation_sampler, self.progress.sampler = self.source.cursors()
 
     def _note_wall_time(self) -> float:
         """Add the time since the last call to the run's total, and return it (s)."""
@@ -315,7 +292,7 @@ def step_line(progress: Progress, total: int, metrics: dict[str, float], seconds
     return f"{progress.phase} {progress.step}/{total}  {shown}  grad {metrics['train/grad_norm']:.3f}  {seconds:.1f} s"
 
 
-def evaluation_line(step: int, done: Evaluation, seconds: float) -> str:
+def evaluation_line(step: int, done: Measured, seconds: float) -> str:
     """An evaluation in one line."""
     return f"eval at step {step}: success {_share_text(done.success, done.success_ci95)}, {seconds:.1f} s"
 

@@ -69,7 +69,11 @@ class Trainer:
         if self.stage == 0:
             pack(self.parameters)  # ZeRO-1 and 2 do the same with their own buffer
         optimizer = torch.optim.AdamW(
-            self.parameters, lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
+            self.parameters,
+            lr=train.lr,
+            betas=(train.beta1, train.beta2),
+            weight_decay=train.weight_decay,
+            fused=torch.cuda.is_available(),  # unfused, a step needs several copies of the flat buffer
         )
         self.engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=_deepspeed_config(train, runtime, dtype)

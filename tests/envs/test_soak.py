@@ -7,7 +7,7 @@ import pytest
 from bench.soak import soak
 
 
-def check(report: dict, episodes: int) -> None:  # type: ignore[type-arg]
+def check(report: dict, episodes: int) -> None:
     assert report["episodes"] == report["finished"] + report["lost"] == episodes
     assert report["restarts"] > 0
     assert report["lost"] <= episodes // 200
