@@ -51,6 +51,14 @@ def plan(config: RunConfig, args: argparse.Namespace) -> None:
         table.check(config.runtime.hbm_bytes)
 
 
+def doctor(config: RunConfig, args: argparse.Namespace) -> None:
+    from rl.doctor import doctor_command, require_parity
+
+    found = doctor_command(config)
+    print(json.dumps(found.to_dict()) if args.json else found.table())
+    require_parity(found)
+
+
 def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
     from bench.env_rate import measure
 
@@ -121,6 +129,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     plan_parser = _add_command(commands, plan, "plan", "what every phase needs of the device's memory; needs no device")
     plan_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    purpose = "whether vLLM and the trainer see and compute the same, on a few prompts of the run"
+    doctor_parser = _add_command(commands, doctor, "doctor", purpose)
+    doctor_parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     bench_parser = commands.add_parser("bench", help="the speed of one part by itself")
     parts = bench_parser.add_subparsers(title="parts", metavar="PART", required=True)
     env_parser = _add_command(parts, bench_env, "env", "steps a second of one environment on one core")

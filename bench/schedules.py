@@ -41,15 +41,16 @@ def compare(
         prompts = _prompts(config, policy, clip)
         results: dict[str, dict[str, float]] = {}
         gradients: dict[str, torch.Tensor] = {}
-        for arm in arms:
-            runtime_config = replace(config.runtime, schedule=arm, fallback=False)  # type: ignore[arg-type]
-            arm_config = replace(config, runtime=runtime_config)
-            with Rollplex(arm_config, model_dir, policy.vocabulary) as runtime:
+        with Rollplex(
+            replace(config, runtime=replace(config.runtime, fallback=False)), model_dir, policy.vocabulary
+        ) as runtime:
+            for arm in arms:
+                runtime.use_schedule(arm)
                 steps = [_step(runtime, prompts) for _ in range(repeats + 1)]
-            gradients[arm] = steps[0][1]  # before any update, so that all arms have the same weights
-            results[arm] = _medians([numbers for numbers, _ in steps[1:]])
-            error = (gradients[arm] - gradients[arms[0]]).norm() / gradients[arms[0]].norm()
-            results[arm]["grad_rel_err"] = float(error)
+                gradients[arm] = steps[0][1]
+                results[arm] = _medians([numbers for numbers, _ in steps[1:]])
+                error = (gradients[arm] - gradients[arms[0]]).norm() / gradients[arms[0]].norm()
+                results[arm]["grad_rel_err"] = float(error)
     return {"shape": _shape(config, prompts), "arms": results}
 
 
@@ -79,14 +80,14 @@ def _prompts(config: RunConfig, policy: VLMPolicy, clip: Sequence[int]) -> list[
 
 
 def _step(runtime: Rollplex, prompts: list[Prompt]) -> tuple[dict[str, float], torch.Tensor]:
-    """One optimizer step; its numbers, and the gradient before it was applied."""
+    """One optimizer step at a learning rate of 0, so that all arms have the same weights; its numbers and gradient."""
     config = runtime.config
     start = time.perf_counter()
     _roll_out(runtime, prompts, lambda group: runtime.train_on(group, policy_loss(config.rl, group, Scale(1))))
     rollout_s = time.perf_counter() - start
     runtime.finish_gradients()
     gradient = runtime.trainer.gradients.flat.to("cpu", copy=True)
-    runtime.update(config.train.lr)
+    runtime.update(0.0)
     stats = runtime.stats()
     numbers = {
         "step_s": time.perf_counter() - start,

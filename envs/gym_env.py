@@ -70,13 +70,13 @@ class GymEnv(VideoEnv[UInt8[np.ndarray, "height width 3"]]):
     def _make(self, kwargs: dict[str, Any]) -> Any:
         os.environ.setdefault("PYGLET_HEADLESS", "1")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        for package in PACKAGES:
-            if importlib.util.find_spec(package):
-                gymnasium.register_envs(importlib.import_module(package))
         if importlib.util.find_spec("mujoco"):
             from envs.mujoco_scene import require_mujoco
 
-            require_mujoco()
+            require_mujoco()  # before others import it
+        for package in PACKAGES:
+            if importlib.util.find_spec(package):
+                gymnasium.register_envs(importlib.import_module(package))
         try:
             source = str(gymnasium.spec(self._id).entry_point)
             if any(package in source for package in ("mujoco", "gymnasium_robotics")):

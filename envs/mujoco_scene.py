@@ -7,6 +7,7 @@ route whatever is in the way, are seen from a camera that goes where a moment sa
 from __future__ import annotations
 
 import ctypes.util
+import importlib
 import importlib.util
 import math
 import os
@@ -53,7 +54,9 @@ def require_mujoco() -> Any:
 @cache
 def gl_context(size: int) -> Any:
     """One off-screen GL context a process and size, which all environments share."""
-    context = require_mujoco().GLContext(size, size)
+    require_mujoco()
+    # By its name: where others imported mujoco first, mujoco.GLContext is the one that wants a display.
+    context = importlib.import_module(f"mujoco.{os.environ['MUJOCO_GL'].lower()}").GLContext(size, size)
     context.make_current()
     return context
 

@@ -81,7 +81,9 @@ class QuestionSource:
         self.lost = []
         samples = self._next("rl", self.config.rl.groups_per_step)
         sampling, size = rollout_sampling(self.config, step), self.config.rl.group_size
-        asked = {index: (sample, prompt) for (index, sample), prompt in zip(samples, self._render(samples), strict=True)}
+        asked = {
+            index: (sample, prompt) for (index, sample), prompt in zip(samples, self._render(samples), strict=True)
+        }
         for index, (_, prompt) in asked.items():
             for rollout in range(size):
                 key = TurnKey(index, rollout, 0)

@@ -15,9 +15,7 @@ def asks_questions(config: RunConfig) -> bool:
     return bool(config.data.train or config.data.eval)
 
 
-def open_source(
-    config: RunConfig, model_dir: Path, should_stop: Callable[[], bool]
-) -> AbstractContextManager[Source]:
+def open_source(config: RunConfig, model_dir: Path, should_stop: Callable[[], bool]) -> AbstractContextManager[Source]:
     """The source of a run with its runtime, closed together.
 
     Raises:

@@ -88,12 +88,9 @@ class Rollplex:
             self.actor, self.trainer.gradients, self.shape, self.ledger, config.runtime.boundary_budget_bytes
         )
         self.policy_version = 0
-        schedule = SCHEDULES[config.runtime.schedule]
-        chain = config.agent.context == "history"
-        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
         self.lane = make_lane()
-        self.window = Window(schedule, config.runtime.backlog, self.lane)
-        self._fallback = Fallback(config.runtime.fallback and bool(schedule.window))
+        self.use_schedule(config.runtime.schedule)
+        self._fallback = Fallback(config.runtime.fallback and bool(self.window.schedule.window))
         self._groups: dict[int, GroupWork] = {}
         self._open: set[TurnKey] = set()
         """Responses being decoded whose turns will be trained on."""
@@ -167,6 +164,13 @@ class Rollplex:
         masters = sum(_bytes(tensor) for tensor in master)
         moments = 2 * masters if master else 2 * 4 * self.shape.trainable // self.world_size
         self.ledger.lease("optimizer", masters + moments)
+
+    def use_schedule(self, name: str) -> None:
+        """Follow another schedule from the next step on; only between steps."""
+        schedule, config = SCHEDULES[name], self.config
+        chain = config.agent.context == "history"
+        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
+        self.window = Window(schedule, config.runtime.backlog, self.lane)
 
     # --- rollout -----------------------------------------------------------------------------------------------------
 
@@ -397,7 +401,7 @@ class Rollplex:
         efficiency = window.overlap_efficiency(times.get("decode", 0.0), times.pop("together", 0.0))
         if self.window.schedule.window and self._fallback.loses(efficiency):
             logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", efficiency)
-            self.window.schedule = SCHEDULES["serial"]
+            self.use_schedule("serial")
         return {f"time/{name}_s": seconds for name, seconds in times.items()} | {
             "window/jobs": float(window.jobs),
             "window/hidden_s": window.at("beside", "idle"),

@@ -212,7 +212,9 @@ class RolloutEngine:
     def step(self) -> list[tuple[TurnKey, Response]]:
         """One decode step; the responses that ended in it, by key."""
         ended = [output for output in self.llm.llm_engine.step() if output.finished]
-        return sorted(((_key(output.request_id), self._response(output)) for output in ended), key=lambda pair: pair[0])
+        return sorted(
+            ((turn_key(output.request_id), self._response(output)) for output in ended), key=lambda pair: pair[0]
+        )
 
     def _response(self, output: Any) -> Response:
         (sample,) = output.outputs
@@ -275,7 +277,7 @@ def _request_id(key: TurnKey) -> str:
     return ".".join(map(str, key))
 
 
-def _key(request_id: str) -> TurnKey:
+def turn_key(request_id: str) -> TurnKey:
     # vLLM appends a suffix of its own after a hyphen to keep ids unique.
     return TurnKey(*map(int, request_id.partition("-")[0].split(".")))
 

@@ -17,7 +17,7 @@ def test_environments_are_made_by_name_or_by_class() -> None:
     ("env_id", "options", "message"),
     [
         ("romms", {}, "unknown env.id 'romms': did you mean 'rooms'"),
-        ("xyz", {}, "known: rooms"),
+        ("xyz", {}, "known: habitat, miniworld, mujoco_rooms, rooms; or give a gymnasium id"),
         ("no.such.module:Env", {}, "cannot import 'no.such.module'"),
         ("tests.envs.fake_envs:Missing", {}, "has no 'Missing'"),
         ("tests.envs.fake_envs:NotAnEnv", {}, "derive it from that"),
@@ -38,3 +38,12 @@ def test_manifest_is_fixed_unique_and_held_out() -> None:
     assert manifest != heldout_manifest(config, 200, seed=8)
     assert len({episode.id for episode in manifest}) == len({episode.seed for episode in manifest}) == 200
     assert {episode.split for episode in manifest} == {"heldout"}
+
+
+def test_a_listed_manifest_is_drawn_without_repeats_and_keyed_by_scene_and_id() -> None:
+    listed = [(scene, str(number)) for scene in ("attic", "barn") for number in range(4)]
+    manifest = heldout_manifest(EnvConfig(id="habitat"), 5, 3, listed)
+    assert len({(episode.scene, episode.id) for episode in manifest}) == 5
+    assert all(listed[episode.seed] == (episode.scene, episode.id) for episode in manifest)
+    assert manifest == heldout_manifest(EnvConfig(id="habitat"), 5, 3, listed)
+    assert len(heldout_manifest(EnvConfig(id="habitat"), 50, 3, listed)) == 8

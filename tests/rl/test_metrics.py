@@ -40,6 +40,7 @@ def test_rollout_metrics_are_means_over_rollouts_and_turns() -> None:
 
 def test_a_rank_without_groups_adds_nothing() -> None:
     assert set(rollout_sums([]).values()) == {0.0}
+    assert rollout_metrics(rollout_sums([], num_lost=3))["rollout/lost"] == 3.0
     assert all(map(math.isfinite, rollout_metrics(rollout_sums([])).values()))
 
 

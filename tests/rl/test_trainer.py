@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from configs.schema import RunConfig
 from data.types import TurnKey
 from envs.registration import Episode
 from rl.checkpoint import latest_complete, prepare_run_folder
+from rl.episodes import EpisodeSource
 from rl.signals import StopSignals
 from rl.trainer import Trainer, summary_line
 from tests.rl.fakes import GO, STAY, FakePolicy, FakePool, FakeRuntime, fake_config
@@ -49,13 +51,21 @@ def run(
     """What `train` does, with the small parts."""
     checkpoint = prepare_run_folder(config)
     with StopSignals() as stop:
-        trainer = Trainer(config, FakePolicy(), runtime, stop)
+        trainer = Trainer(config, make_source(config, runtime, stop), stop)
         trainer.resume(checkpoint)
         prepare(trainer)
         if trainer.imitation_left:
-            trainer.imitate(FakePool(3, episode_length))
-        trainer.reinforce(FakePool(3, episode_length))
+            with trainer.source.teacher():
+                trainer.imitate()
+        trainer.reinforce()
         return trainer.summarize()
+
+
+def make_source(config: RunConfig, runtime: FakeRuntime, stop: StopSignals) -> EpisodeSource:
+    def pool() -> FakePool:
+        return FakePool(3, episode_length)
+
+    return EpisodeSource(config, pool(), FakePolicy(), runtime, lambda: nullcontext(pool()), stop.requested)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -190,9 +200,10 @@ def test_ranks_share_the_tasks_and_only_the_first_writes(tmp_path: Path) -> None
         config = config_for(tmp_path / f"{world_size}-{rank}", imitation={}, steps=1, save_every=0)
         with StopSignals() as stop:
             (tmp_path / f"{world_size}-{rank}").mkdir()
-            trainer = Trainer(config, FakePolicy(), runtime, stop)
+            source = make_source(config, runtime, stop)
+            trainer = Trainer(config, source, stop)
             trainer.resume(None)
-            for index, task in trainer._share(trainer.tasks.next(5)):
+            for index, task in source._share(source._tasks.next(5)):
                 seeds[world_size, rank, index] = task.seed
     assert {index: seed for (world, _, index), seed in seeds.items() if world == 1} == {
         index: seed for (world, _, index), seed in seeds.items() if world == 2
