@@ -23,11 +23,11 @@ import agent.tiny_tokenizer
 from agent.families import family_of
 from agent.shapes import RANDOM_WEIGHTS, build_shape
 from agent.tiny import TinySpec, build_tiny
+from configs.environment import RANDOM_PREFIX, TINY_PREFIX
 from configs.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-TINY_PREFIX = "tiny:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.jinja"]
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))

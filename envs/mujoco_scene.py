@@ -6,6 +6,7 @@ route whatever is in the way, are seen from a camera that goes where a moment sa
 
 from __future__ import annotations
 
+import atexit
 import ctypes.util
 import importlib
 import importlib.util
@@ -57,6 +58,7 @@ def gl_context(size: int) -> Any:
     require_mujoco()
     # By its name: where others imported mujoco first, mujoco.GLContext is the one that wants a display.
     context = importlib.import_module(f"mujoco.{os.environ['MUJOCO_GL'].lower()}").GLContext(size, size)
+    atexit.register(context.free)  # while the libraries that it needs are still there
     context.make_current()
     return context
 

@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import UInt8
 
 from agent.models import resolve_model
-from agent.policy import VLMPolicy
 from configs.errors import RunInterrupted, UserError
 from configs.schema import RunConfig
 from data.task_sampler import stable_seed
@@ -25,12 +24,13 @@ from data.video import caption_frames, write_mp4
 from envs.pool import EnvPool, EnvResult
 from envs.registration import heldout_manifest
 from rl.checkpoint import incomplete_reason, latest_complete
-from rl.interfaces import Pool, Ranks
+from rl.interfaces import Measured, Pool, Ranks
 from rl.metrics import write_json
-from rl.players import ModelPlayer, Player, ScriptedPlayer, expert_choice, random_choice
+from rl.players import Player, ScriptedPlayer, expert_choice, random_choice
 from rl.rollout import Job, Lost, run_episodes
 from rl.scores import LOST, EpisodeResult, Evaluation, summarize
 from rl.signals import StopSignals
+from rl.sources import asks_questions, open_source
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def evaluate(
 def evaluate_command(
     config: RunConfig, checkpoint: str | None, policy: str, videos: int | None = None
 ) -> dict[str, Any]:
-    """`run.py eval`: measure the policy ("model"), the environment's "expert", or "random" actions.
+    """`run.py eval`: measure the policy ("model"), an environment's "expert", or "random" actions.
 
     Args:
         checkpoint: a checkpoint, a run folder whose newest one is taken, or a Hugging Face folder; None takes
@@ -110,36 +110,39 @@ def evaluate_command(
         source = _complete_checkpoint(Path(checkpoint))
     name = policy if policy != "model" or not checkpoint else (source or Path(checkpoint)).name
     folder = Path(config.run_dir) / "eval" / name
-    expert = policy == "expert"
-    with (
-        StopSignals() as stop,
-        EnvPool(config.env, with_expert=expert, max_actions=config.agent.max_actions) as pool,
-    ):
+    done: Measured | None
+    with StopSignals() as stop:
         if policy == "model":
-            done = _evaluate_model(config, pool, source, folder, stop, videos)
+            done = _evaluate_model(config, source, folder, stop, videos)
         else:
-            choose = (expert_choice if expert else random_choice)(pool.action_names)
-            player = ScriptedPlayer(choose, None)
-            done = evaluate(config, pool, player, Alone(), folder, videos=videos, should_stop=stop.requested)
+            done = _evaluate_baseline(config, policy, folder, stop, videos)
     if done is None:
         raise RunInterrupted(stop.signum, "the evaluation was stopped, and no results were written")
-    values = asdict(done)
+    values = asdict(cast(Any, done))
     del values["episodes"]
     return values | {"results": str(folder / "results.json")}
 
 
 def _evaluate_model(
-    config: RunConfig, pool: Pool, checkpoint: Path | None, folder: Path, stop: StopSignals, videos: int
-) -> Evaluation | None:
-    from runtime.rollplex import Rollplex  # the baselines need no model, so they do not wait for vLLM's import
-
+    config: RunConfig, checkpoint: Path | None, folder: Path, stop: StopSignals, videos: int
+) -> Measured | None:
     model_dir = resolve_model(config.model.path, Path(config.run_dir) / "model")
-    policy = VLMPolicy(config.agent, model_dir, pool.action_names)
-    with Rollplex(config, model_dir, policy.vocabulary) as runtime:
+    with open_source(config, model_dir, stop.requested) as source:
         if checkpoint is not None:
-            runtime.load(checkpoint / "runtime")
-        player = ModelPlayer(policy, runtime, eval_sampling(config), train=False)
-        return evaluate(config, pool, player, runtime, folder, videos=videos, should_stop=stop.requested)
+            source.runtime.load(checkpoint / "runtime")
+        return source.evaluate(folder, videos)
+
+
+def _evaluate_baseline(
+    config: RunConfig, policy: str, folder: Path, stop: StopSignals, videos: int
+) -> Evaluation | None:
+    if asks_questions(config):
+        raise UserError(f"--policy {policy} plays in an environment; questions of data.eval are answered by the model")
+    expert = policy == "expert"
+    with EnvPool(config.env, with_expert=expert, max_actions=config.agent.max_actions) as pool:
+        choose = (expert_choice if expert else random_choice)(pool.action_names)
+        player = ScriptedPlayer(choose, None)
+        return evaluate(config, pool, player, Alone(), folder, videos=videos, should_stop=stop.requested)
 
 
 def _complete_checkpoint(path: Path) -> Path:

@@ -134,8 +134,8 @@ class Source(Protocol):
     `lost` is of the last call of `demonstrations` or `groups`. `teacher` surrounds all calls of `demonstrations`.
     """
 
-    lost: Sequence[Loss]
-
+    @property
+    def lost(self) -> Sequence[Loss]: ...
     @property
     def runtime(self) -> Runtime: ...
     @property

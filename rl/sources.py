@@ -1,4 +1,7 @@
-"""Chooses what a run learns from: a set of questions where the config names one, else an environment."""
+"""Chooses what a run learns from: a set of questions where the config names one, else an environment.
+
+Imports either of them, and vLLM with it, only when it is opened.
+"""
 
 from __future__ import annotations
 

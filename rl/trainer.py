@@ -38,7 +38,8 @@ def train(config: RunConfig) -> dict[str, Any]:
     """Run the job that a config describes; returns what `summary.json` holds.
 
     Raises:
-        UserError: the run folder, the model, the environment or the sets cannot be used, or vLLM and the trainer differ.
+        UserError: the run folder, the model, the environment or the sets cannot be used.
+        ParityError: vLLM and the trainer differ.
         RunInterrupted: a signal asked the run to stop, and it has saved a checkpoint.
     """
     checkpoint = prepare_run_folder(config)

@@ -199,3 +199,25 @@ def test_a_clip_that_is_no_clip_is_refused(renderer: PromptRenderer, bad: np.nda
 def test_a_text_with_a_special_token_is_refused(renderer: PromptRenderer, clip: MakeClip, token: str) -> None:
     with pytest.raises(ObservationError, match="holds the special token"):
         renderer.render([conversation([clip(0)], f"go to {token}")])
+
+
+def test_clips_of_one_prompt_keep_their_own_frame_rates(renderer: PromptRenderer, clip: MakeClip) -> None:
+    """4 frames at 1 and 4 a second: grid steps of 2 and 0.5 s, which are 4 and 1 positions at 2 positions a second."""
+    same = clip(0, 4, 56, 56)
+    talk = conversation([same, same])
+    (prompt,) = renderer.render([Conversation(talk.messages, talk.clips, fps=[1.0, 4.0])])
+    assert [media.seconds_per_grid for media in prompt.media] == [2.0, 0.5]
+    assert prompt.media[0].content_hash != prompt.media[1].content_hash
+    assert torch.equal(prompt.media[0].pixel_values, prompt.media[1].pixel_values)
+    for media, jump in zip(prompt.media, (4, 1), strict=True):
+        time = prompt.positions[0, media.offset : media.offset + media.num_tokens]
+        assert sorted(set((time - time[0]).tolist())) == [0, jump]
+
+
+def test_a_continued_prompt_keeps_the_rates_of_its_clips(renderer: PromptRenderer, clip: MakeClip) -> None:
+    begin = conversation([clip(0, 4, 56, 56)])
+    (first,) = renderer.render([Conversation(begin.messages, begin.clips, fps=[1.0])])
+    later = conversation([clip(1, 4, 56, 56)])
+    (second,) = renderer.extend([(first, ())], [Conversation(later.messages, later.clips, fps=[4.0])])
+    assert [media.seconds_per_grid for media in second.media] == [2.0, 0.5]
+    assert torch.equal(second.positions[:, : len(first.token_ids)], first.positions)
