@@ -189,7 +189,7 @@ class RolloutEngine:
         if features is None:
             pixels = {"pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media])}
         else:
-            pixels = {"video_embeds": torch.cat(list(features))}
+            pixels = {"video_embeds": torch.cat(list(features)).cpu()}  # vLLM pins it and copies it where it wants it
         inputs = BatchFeature(
             {
                 **pixels,
