@@ -60,9 +60,11 @@ def doctor(config: RunConfig, args: argparse.Namespace) -> None:
 
 
 def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
-    from bench.env_rate import measure
+    from bench.env_rate import measure, measure_pool
 
-    print(json.dumps(measure(config.env.id, args.seconds, **config.env.options), indent=None if args.json else 2))
+    report = measure(config.env.id, args.seconds, **config.env.options)
+    report["pool"] = measure_pool(config.env, args.seconds)
+    print(json.dumps(report, indent=None if args.json else 2))
 
 
 def data_check(config: RunConfig, args: argparse.Namespace) -> None:

@@ -71,7 +71,9 @@ def evaluate(
     recorder = Recorder(config.eval.videos if videos is None else videos, folder / "videos", config.agent.fps)
     mine = list(enumerate(manifest))[ranks.rank :: ranks.world_size]
     lost: list[Lost] = []
-    rollouts = run_episodes(mine, pool, player, config, should_stop=should_stop, watch=recorder, lost=lost)
+    # In waves: which responses are decoded side by side changes their last bits, and now and then a greedy token.
+    in_waves = replace(config, rollout=replace(config.rollout, deterministic=True))
+    rollouts = run_episodes(mine, pool, player, in_waves, should_stop=should_stop, watch=recorder, lost=lost)
     stopped = float(len(rollouts) + len(lost) < len(mine))
     records = {index: _episode_result(rollout) for index, rollout in rollouts.items()}
     results = _gather(records | {item.job.group: LOST for item in lost}, len(manifest), ranks, stopped)

@@ -109,7 +109,8 @@ class Cursors(NamedTuple):
     rl: dict[str, int]
 
 
-class Loss(Protocol):
+@runtime_checkable
+class Missing(Protocol):
     """An episode or a response of which nothing can be learned, and why."""
 
     @property
@@ -135,7 +136,7 @@ class Source(Protocol):
     """
 
     @property
-    def lost(self) -> Sequence[Loss]: ...
+    def lost(self) -> Sequence[Missing]: ...
     @property
     def runtime(self) -> Runtime: ...
     @property

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from rl.doctor import Diagnosis, ParityError, require_parity
+from runtime.doctor import Examined
+
+SOUND = Examined(
+    num_tokens=34,
+    num_placeholders=16,
+    grids=((4, 4, 4),),
+    ids_equal=True,
+    placeholders_equal=True,
+    grids_equal=True,
+    positions_equal=True,
+    pixels_max_diff=0.0,
+    logprob_max_diff=4e-6,
+    trainer_effect=0.1,
+    vllm_effect=math.inf,
+)
+
+
+def diagnosis(*rows: Examined, dtype: str = "float32") -> Diagnosis:
+    return Diagnosis(tuple((f"q{place}", row) for place, row in enumerate(rows)), dtype)
+
+
+def test_agreement_is_said_in_numbers() -> None:
+    found = diagnosis(SOUND, replace(SOUND, logprob_max_diff=9e-6, vllm_effect=0.2))
+    require_parity(found)
+    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert values["logprob_max_diff"] == 9e-6
+    assert (values["ids_equal"], values["positions_equal"], values["blind"], values["ok"]) == (True, True, False, True)
+    assert [row["vllm_effect"] for row in values["rows"]] == [None, 0.2]
+    lines = found.table().splitlines()
+    assert lines[0].split()[:4] == ["row", "tokens", "video", "grids"]
+    assert lines[1].split() == [
+        "q0",
+        "34",
+        "16",
+        "4x4x4",
+        "equal",
+        "equal",
+        "equal",
+        "0.0e+00",
+        "4.0e-06",
+        "1.0e-01",
+        "inf",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids_equal": False}, "q1: vLLM holds other token ids"),
+        ({"placeholders_equal": False}, "q1: vLLM's video placeholders"),
+        ({"grids_equal": False}, "q1: vLLM holds other video grids"),
+        ({"positions_equal": False, "logprob_max_diff": 0.6}, "q1: vLLM's M-RoPE positions"),
+        ({"pixels_max_diff": 1e-3}, "q1: pixel values differ by 0.001, over 0"),
+        ({"logprob_max_diff": 0.6}, "q1: log-probabilities differ by 0.6, over 0.001"),
+        ({"logprob_max_diff": math.nan}, "q1: log-probabilities differ by nan"),
+    ],
+)
+def test_the_first_difference_stops(change: dict[str, float], message: str) -> None:
+    found = diagnosis(SOUND, replace(SOUND, **change), replace(SOUND, ids_equal=False))
+    with pytest.raises(ParityError, match=f"parity doctor: {message}"):
+        require_parity(found)
+    assert not found.to_dict()["ok"]
+
+
+def test_rounding_in_bfloat16_is_no_difference() -> None:
+    row = replace(SOUND, logprob_max_diff=0.05, pixels_max_diff=0.007)
+    require_parity(diagnosis(row, dtype="bfloat16"))
+    with pytest.raises(ParityError):
+        require_parity(diagnosis(row))
+
+
+def test_a_side_that_no_video_changes_is_blind() -> None:
+    """One row whose answer does not hang on the video is none."""
+    require_parity(diagnosis(replace(SOUND, trainer_effect=0.0), SOUND))
+    blind = diagnosis(*[replace(SOUND, vllm_effect=1e-7)] * 2)
+    assert blind.to_dict()["blind"]
+    with pytest.raises(ParityError, match="no effect on the log-probabilities of vLLM"):
+        require_parity(blind)
