@@ -1,4 +1,5 @@
 # make demo     install into .venv, then train, and evaluate before and after, on a CPU
+# make demo-video-qa  the same on questions about generated videos
 # make test     install, then everything: formatting, lint, types, import arrows, all tests
 # make check    the same without the slow tests; what to run before a commit
 # make install  only install
@@ -8,7 +9,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check static clean
+.PHONY: help install demo demo-video-qa test check static clean
 
 find_python = for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done
@@ -41,6 +42,10 @@ $(STAMP): pyproject.toml constraints/$(EXTRA).txt $(wildcard $(SHIM)/*.*)
 demo: install
 	rm -rf runs/demo
 	$(BIN)/python run.py train configs/demo.yaml run_dir=runs/demo seed=$(SEED) $(OVERRIDES)
+
+demo-video-qa: install
+	rm -rf runs/demo_video_qa
+	$(BIN)/python run.py train configs/demo_video_qa.yaml run_dir=runs/demo_video_qa seed=$(SEED) $(OVERRIDES)
 
 test: static
 	$(BIN)/pytest

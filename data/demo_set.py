@@ -2,7 +2,7 @@
 
 Big shapes in pure colours on a dark ground; three kinds of question that one frame cannot answer, or not alone:
 
-    motion   which way the box moves: left, right, up or down
+    motion   which way a bar moves: left, right, up or down
     count    how many boxes there are: 1, 2 or 3
     order    which of two colours is shown first, as a multiple choice
 
@@ -36,7 +36,7 @@ SEED = 0
 COLOURS = {"red": (235, 30, 30), "green": (30, 220, 40), "blue": (30, 60, 240), "yellow": (240, 220, 20)}
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Answer -> change of row and column."""
-_BOX = 20
+_BOX = 26
 
 Frames = UInt8[np.ndarray, "frame height width 3"]
 
@@ -79,15 +79,15 @@ def demo_row(split: str, index: int) -> tuple[dict[str, Any], Frames]:
 
 def _motion(draw: random.Random) -> tuple[dict[str, Any], Iterator[np.ndarray]]:
     answer = draw.choice(list(DIRECTIONS))
-    colour, across = _colour(draw), draw.randint(2, SIDE - _BOX - 2)
+    colour, start = _colour(draw), draw.randint(0, 4)
     (down, right), far = DIRECTIONS[answer], SIDE - _BOX
-    start = draw.randint(0, 4)
 
     def pictures() -> Iterator[np.ndarray]:
         for frame in range(NUM_FRAMES):
             along = start + (far - 4) * frame // (NUM_FRAMES - 1)
             place = along if down + right > 0 else far - along
-            yield _picture(draw, [(place, across) if down else (across, place)], colour)
+            bar = (place, 0, _BOX, SIDE) if down else (0, place, SIDE, _BOX)
+            yield _picture(draw, [bar], colour)
 
     return {"question": "which way does it move?", "answer": answer}, pictures()
 
@@ -96,7 +96,9 @@ def _count(draw: random.Random) -> tuple[dict[str, Any], Iterator[np.ndarray]]:
     number = draw.randint(1, 3)
     colour, half = _colour(draw), SIDE // 2
     corners = draw.sample([(top, left) for top in (0, half) for left in (0, half)], number)
-    boxes = [(top + draw.randint(1, half - _BOX - 1), left + draw.randint(1, half - _BOX - 1)) for top, left in corners]
+    boxes = [
+        _box(top + draw.randint(0, half - _BOX - 1), left + draw.randint(0, half - _BOX - 1)) for top, left in corners
+    ]
     pictures = (_picture(draw, boxes, colour) for _ in range(NUM_FRAMES))
     return {"question": "how many are there?", "answer": str(number)}, pictures
 
@@ -104,7 +106,7 @@ def _count(draw: random.Random) -> tuple[dict[str, Any], Iterator[np.ndarray]]:
 def _order(draw: random.Random) -> tuple[dict[str, Any], Iterator[np.ndarray]]:
     first, second = draw.sample(["red", "blue"], 2)
     turn = NUM_FRAMES // 2
-    places = [(draw.randint(2, SIDE - _BOX - 2), draw.randint(2, SIDE - _BOX - 2)) for _ in range(2)]
+    places = [_box(draw.randint(2, SIDE - _BOX - 2), draw.randint(2, SIDE - _BOX - 2)) for _ in range(2)]
 
     def pictures() -> Iterator[np.ndarray]:
         for frame in range(NUM_FRAMES):
@@ -123,9 +125,13 @@ def _shade(draw: random.Random, name: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _picture(draw: random.Random, boxes: list[tuple[int, int]], colour: tuple[int, int, int]) -> np.ndarray:
-    """One frame: boxes by their upper left corner, on a ground that flickers a little."""
+def _box(top: int, left: int) -> tuple[int, int, int, int]:
+    return top, left, _BOX, _BOX
+
+
+def _picture(draw: random.Random, shapes: list[tuple[int, int, int, int]], colour: tuple[int, int, int]) -> np.ndarray:
+    """One frame: shapes by their upper left corner, height and width, on a ground that flickers a little."""
     frame = np.full((SIDE, SIDE, 3), 20 + draw.randint(0, 6), np.uint8)
-    for top, left in boxes:
-        frame[top : top + _BOX, left : left + _BOX] = colour
+    for top, left, height, width in shapes:
+        frame[top : top + height, left : left + width] = colour
     return frame

@@ -130,7 +130,7 @@ class EnvProcess:
             ServerGone: there is no server any more.
         """
         try:
-            received = self.socket.recv(1 << 20)
+            received = self.socket.recv(1 << 16)
         except ConnectionResetError:
             received = b""
         if not received:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 import math
+import select
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -237,10 +237,13 @@ class EnvPool:
         """Take in what has come; wait until something does, a time limit passes, or a command is overdue."""
         left = max(0.0, min(worker.due_at() for worker in self._workers) - time.monotonic())
         limit = left if timeout_s is None else min(left, timeout_s)
-        ready = wait([worker.socket for worker in self._workers], None if math.isinf(limit) else limit)
+        poller = select.poll()
+        for worker in self._workers:
+            poller.register(worker.socket, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(None if math.isinf(limit) else math.ceil(1000 * limit))}
         now = time.monotonic()
         for index, worker in enumerate(list(self._workers)):
-            if worker.socket in ready:
+            if worker.socket.fileno() in ready:
                 self._take(index, worker)
             elif now >= worker.due_at():
                 limit_s = worker.tasks[0].limit_s

@@ -208,7 +208,8 @@ def serve(connection: socket.socket, memory_fd: int | None = None, target: str =
         host = Host(_checked_setup(setup, target), memory_fd)
         header = host.header()
     except Exception as error:
-        _send(connection, ["error", None, *describe(error)])
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            _send(connection, ["error", None, *describe(error)])
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError), contextlib.closing(host):
         _send(connection, ["ready", header])
@@ -244,7 +245,7 @@ def read_messages(connection: socket.socket) -> Iterator[Any]:
     unpacker = new_unpacker()
     while True:
         try:
-            received = connection.recv(1 << 16)
+            received = connection.recv(1 << 13)
         except ConnectionResetError:
             return
         if not received:
@@ -336,6 +337,7 @@ def main(argv: Sequence[str]) -> None:
             parser.error("--listen needs --env: a client on TCP may not choose what is imported")
         listen(args.listen, args.env)
         return
+    os.dup2(2, 1)  # what simulators print is no output of the program that uses them
     socket_fd, memory_fd, alive_fd = args.fds
     if alive_fd >= 0:
         die_with(alive_fd)

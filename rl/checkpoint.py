@@ -31,7 +31,13 @@ from rl.interfaces import Persistent
 logger = logging.getLogger(__name__)
 
 PHASES = ("imitation", "rl")
-MAY_CHANGE = frozenset({"run_dir", "steps", "resume", "eval_every", "save_every", "keep_checkpoints"})
+MAY_CHANGE = frozenset(
+    {
+        *("run_dir", "steps", "resume", "eval_every", "save_every", "keep_checkpoints", "runtime.doctor"),
+        *("data.workers", "data.prefetch", "data.decode_timeout_s", "data.cache_dir", "data.cache_bytes"),
+        "data.max_bad_fraction",
+    }
+)
 """Config keys that a resumed run may set otherwise than the run it continues."""
 DIGEST_LIMIT_BYTES = 64 << 20
 """Larger files are checked by size alone: hashing the weights of a 7B model would stop training for a minute."""

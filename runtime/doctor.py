@@ -1,8 +1,9 @@
 """Compares what vLLM holds of a prompt with what the trainer is fed, and the numbers both make of it.
 
-Reads vLLM's own record of a request (token ids, placeholders, grids, pixels, its own M-RoPE positions) while it runs,
-scores the sampled tokens with the trainer, and asks both again with another video in the same place. Changes nothing
-that a run sees. Knows nothing about where prompts come from or which differences are too large.
+Reads a request as vLLM's scheduler holds it (token ids, placeholders, grids, pixels) and lets vLLM's model compute its
+own M-RoPE positions from that, scores the sampled tokens with the trainer, and asks both again with another video in
+the same place. Changes nothing that a run sees. Knows nothing about where prompts come from or which differences are
+too large.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runtime.work import GroupWork
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A request as vLLM's model runner holds it."""
+    """A request as vLLM holds it."""
 
     token_ids: tuple[int, ...]
     positions: torch.Tensor
@@ -96,7 +97,6 @@ def _ask(runtime: Rollplex, prompts: Sequence[Prompt], *, as_features: bool) -> 
     """Let vLLM answer prompts, and read what it holds of each."""
     engine, rollout = runtime.engine, runtime.config.rollout
     engine.publish(runtime.policy_version)
-    held: dict[TurnKey, Held] = {}
     responses: dict[TurnKey, Response] = {}
     for place, prompt in enumerate(prompts):
         features = None
@@ -105,28 +105,29 @@ def _ask(runtime: Rollplex, prompts: Sequence[Prompt], *, as_features: bool) -> 
         # The same seed for a prompt and its twin with other videos: then equal distributions give equal tokens.
         sampling = Sampling(rollout.max_tokens, rollout.temperature, seed=0)
         engine.submit(TurnKey(place, 0, 0), prompt, sampling, features)
+    held = _held(engine)
     while engine.has_unfinished():
-        ended = engine.step()
-        held |= {key: item for key, item in _held(engine).items() if key not in held}
-        responses |= dict(ended)
+        responses |= dict(engine.step())
     return [(held[key], responses[key]) for key in sorted(responses)]
 
 
 def _held(engine: RolloutEngine) -> dict[TurnKey, Held]:
-    """Every request of the model runner; it keeps those that ended in the last step until the next one."""
-    core = engine.llm.llm_engine.engine_core.engine_core
-    requests: dict[str, Any] = core.model_executor.driver_worker.worker.model_runner.requests
-    return {turn_key(name): _read(request) for name, request in requests.items()}
+    """Every request of the scheduler."""
+    core: Any = engine.llm.llm_engine.engine_core.engine_core
+    model = core.model_executor.driver_worker.worker.model_runner.get_model()
+    return {turn_key(name): _read(request, model) for name, request in core.scheduler.requests.items()}
 
 
-def _read(request: Any) -> Held:
+def _read(request: Any, model: Any) -> Held:
     features = sorted(request.mm_features, key=lambda feature: feature.mm_position.offset)
     items = [feature.data for feature in features]
     pixels = [item["pixel_values_videos" if "pixel_values_videos" in item else "video_embeds"].data for item in items]
+    token_ids = list(request.prompt_token_ids)
+    positions, delta = model.get_mrope_input_positions(token_ids, features)
     return Held(
-        token_ids=tuple(request.prompt_token_ids),
-        positions=request.mrope_positions,
-        next_position=len(request.prompt_token_ids) + request.mrope_position_delta,
+        token_ids=tuple(token_ids),
+        positions=positions,
+        next_position=len(token_ids) + delta,
         placeholders=tuple((feature.mm_position.offset, feature.mm_position.length) for feature in features),
         grids=tuple(tuple(item["video_grid_thw"].data.tolist()) for item in items),
         pixels=torch.cat(pixels) if pixels else None,

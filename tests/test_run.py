@@ -31,7 +31,7 @@ def config_file(folder: Path, text: str = "") -> str:
 def test_help_names_every_command_with_its_purpose() -> None:
     result = run_py("--help")
     assert result.returncode == 0
-    for command in ("train", "eval", "plan", "bench"):
+    for command in ("train", "eval", "plan", "doctor", "data", "bench"):
         assert f"    {command} " in result.stdout
     assert result.stderr == ""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_agreement_is_said_in_numbers() -> None:
         ({"logprob_max_diff": math.nan}, "q1: log-probabilities differ by nan"),
     ],
 )
-def test_the_first_difference_stops(change: dict[str, float], message: str) -> None:
+def test_the_first_difference_stops(change: dict[str, Any], message: str) -> None:
     found = diagnosis(SOUND, replace(SOUND, **change), replace(SOUND, ids_equal=False))
     with pytest.raises(ParityError, match=f"parity doctor: {message}"):
         require_parity(found)

@@ -232,8 +232,8 @@ def test_partial_credit_is_in_the_score_and_not_in_the_accuracy() -> None:
 
 def test_the_whole_loop_runs_on_questions_and_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     def play(folder: Path, runtime: FakeRuntime, steps: int) -> dict[str, Any]:
-        changes = {"steps": steps, "save_every": 2, "resume": "auto", "rollout": {"deterministic": True}}
-        source = make_source(folder, runtime, imitation={"steps": 2, "episodes_per_step": 2}, **changes)
+        changes: dict[str, Any] = {"save_every": 2, "resume": "auto", "rollout": {"deterministic": True}}
+        source = make_source(folder, runtime, imitation={"steps": 2, "episodes_per_step": 2}, steps=steps, **changes)
         checkpoint = prepare_run_folder(source.config)
         with StopSignals() as stop:
             trainer = Trainer(source.config, source, stop)
