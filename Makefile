@@ -5,7 +5,7 @@
 # make install  only install
 #
 # Needs Python 3.11 or newer (with venv), git and make; no system package beyond these.
-# On the command line: PYTHON, VENV, EXTRA (cpu or gpu), SEED and OVERRIDES, as in make demo SEED=3 OVERRIDES='steps=5'
+# On the command line: PYTHON, VENV, EXTRA (cpu or gpu), SEED, RANKS and OVERRIDES, as in make demo SEED=3 OVERRIDES='steps=5'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -16,6 +16,7 @@ find_python = for name in python3.11 python3.12 python3.13 python3; do \
 PYTHON ?= $(shell $(find_python))
 VENV ?= .venv
 SEED ?= 0
+RANKS ?= 2
 EXTRA ?= cpu
 
 BIN := $(VENV)/bin
@@ -41,7 +42,8 @@ $(STAMP): pyproject.toml constraints/$(EXTRA).txt $(wildcard $(SHIM)/*.*)
 # Begins afresh each time: a run refuses a folder that holds another run's checkpoints.
 demo: install
 	rm -rf runs/demo
-	$(BIN)/python run.py train configs/demo.yaml run_dir=runs/demo seed=$(SEED) $(OVERRIDES)
+	$(BIN)/python -m torch.distributed.run --standalone --nproc_per_node $(RANKS) \
+		run.py train configs/demo.yaml run_dir=runs/demo seed=$(SEED) $(OVERRIDES)
 
 demo-video-qa: install
 	rm -rf runs/demo_video_qa

@@ -34,6 +34,20 @@ def caption_frames(
     return np.concatenate([large, np.broadcast_to(strip, (len(large), *strip.shape))], axis=1)
 
 
+def write_filmstrips(
+    path: Path, episodes: Sequence[UInt8[np.ndarray, "frame height width 3"]], columns: int = 5
+) -> None:
+    """Write a PNG with one row an episode: `columns` of its frames, evenly chosen, first and last included."""
+    import cv2
+
+    rows = []
+    for frames in episodes:
+        chosen = frames[np.linspace(0, len(frames) - 1, columns).round().astype(int)]
+        rows.append(np.concatenate(list(chosen), axis=1))
+    if not cv2.imwrite(str(path), np.concatenate(rows)[:, :, ::-1]):
+        raise OSError(f"{path} could not be written")
+
+
 def write_mp4(path: Path, frames: UInt8[np.ndarray, "frame height width 3"], fps: float) -> None:
     """Write RGB frames as an mp4: H.264 where PyAV is installed, so that browsers play it, else MPEG-4.
 

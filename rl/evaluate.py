@@ -20,7 +20,7 @@ from configs.errors import RunInterrupted, UserError
 from configs.schema import RunConfig
 from data.task_sampler import stable_seed
 from data.types import Rollout, Sampling, TurnKey
-from data.video import caption_frames, write_mp4
+from data.video import caption_frames, write_filmstrips, write_mp4
 from envs.pool import EnvPool, EnvResult
 from envs.registration import heldout_manifest
 from rl.checkpoint import incomplete_reason, latest_complete
@@ -172,12 +172,17 @@ def eval_sampling(config: RunConfig) -> Callable[[TurnKey], Sampling]:
     return sampling
 
 
+PICTURED = 4
+"""Episodes of the manifest, from the first, that `episodes.png` shows (count)."""
+
+
 class Recorder:
     """Writes the first episodes of the manifest as videos, the action and the reward drawn in, each when it ends."""
 
     def __init__(self, num_episodes: int, folder: Path, fps: float) -> None:
         self._num_episodes, self._folder, self._fps = num_episodes, folder, fps
         self._clips: dict[int, list[UInt8[np.ndarray, "frame tall wide 3"]]] = {}
+        self._shown: dict[int, UInt8[np.ndarray, "frame tall wide 3"]] = {}
 
     def __call__(self, job: Job, result: EnvResult, actions: tuple[str, ...]) -> None:
         """Take in one result of an episode, with the actions that led to it."""
@@ -196,10 +201,15 @@ class Recorder:
         """Write those that ended without a result: by a limit, an invalid response, or lost."""
         for index in sorted(self._clips):
             self._write(index)
+        if self._shown:
+            write_filmstrips(self._folder / "episodes.png", [self._shown[index] for index in sorted(self._shown)])
 
     def _write(self, index: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_mp4(self._folder / f"episode_{index:03d}.mp4", np.concatenate(self._clips.pop(index)), self._fps)
+        frames = np.concatenate(self._clips.pop(index))
+        write_mp4(self._folder / f"episode_{index:03d}.mp4", frames, self._fps)
+        if index < PICTURED:
+            self._shown[index] = frames
 
 
 def _episode_result(rollout: Rollout) -> EpisodeResult:

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.video import CAPTION_WIDTH, caption_frames, write_mp4
+from data.video import CAPTION_WIDTH, caption_frames, write_filmstrips, write_mp4
 
 
 def read(path: Path) -> tuple[np.ndarray, float]:
@@ -78,3 +78,14 @@ def test_long_text_is_cut_and_foreign_letters_do_no_harm() -> None:
     frames = colored((0, 0, 0))
     shown = caption_frames(frames, ("é" * 500,))
     assert shown[0, -24:, -4:].max() < 100  # nothing reaches the right margin
+
+
+def test_filmstrips_show_the_first_and_the_last_frame_of_each_episode(tmp_path: Path) -> None:
+    episodes = [np.full((7, 4, 6, 3), 10 * row, dtype=np.uint8) for row in (1, 2)]
+    episodes[0][-1] = 250
+    write_filmstrips(tmp_path / "episodes.png", episodes, columns=3)
+    picture = cv2.imread(str(tmp_path / "episodes.png"))
+    assert picture.shape == (8, 18, 3)
+    assert (picture[:4, :12] == 10).all()
+    assert (picture[:4, 12:] == 250).all()
+    assert (picture[4:] == 20).all()
