@@ -148,6 +148,8 @@ class ImitationConfig:
     lr: Annotated[float, Field(gt=0)] = 1e-3
     noise: Fraction = 0.0
     """Share of turns on which a random action is carried out instead of the expert's, which stays the label."""
+    mistakes: Fraction = 0.0
+    """Share of turns on which the teacher errs: a random action is carried out, and imitated."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -144,17 +144,22 @@ class ScriptedPlayer:
         return Response(token_ids, (float("nan"),) * len(token_ids), finish_reason="stop", policy_version=0)
 
 
-def expert_choice(action_names: Sequence[str], *, noise: float = 0.0, seed: int = 0) -> Choice:
-    """The expert's actions as the label, carried out too but for a share `noise` of turns, which take a random action.
+def expert_choice(
+    action_names: Sequence[str], *, noise: float = 0.0, mistakes: float = 0.0, seed: int = 0
+) -> Choice:
+    """The expert's actions as the label, carried out too, but for two shares of turns which take a random action.
 
-    The label stays the expert's: the policy learns what to do in places where the expert alone would never be.
+    With `noise` the label stays the expert's: the policy learns what to do in places where the expert alone would
+    never be. With `mistakes` the random action is the label too: the policy learns from a teacher that errs.
     """
     draw = random_choice(action_names, seed=seed)
 
     def choose(request: Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
         assert request.expert, f"the environment offered no expert action at {request.key}"
         coin = random.Random(stable_seed(seed, 1, *request.key)).random()
-        return request.expert, draw(request)[1] if coin < noise else request.expert
+        if coin < mistakes:
+            return draw(request)
+        return request.expert, draw(request)[1] if coin < mistakes + noise else request.expert
 
     return choose
 

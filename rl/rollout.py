@@ -262,7 +262,10 @@ def collect_expert(
         step: with the run's seed it decides where `imitation.noise` acts.
         lost: takes the episodes that were lost.
     """
-    choose = expert_choice(pool.action_names, noise=config.imitation.noise, seed=stable_seed(config.seed, step))
+    imitation = config.imitation
+    choose = expert_choice(
+        pool.action_names, noise=imitation.noise, mistakes=imitation.mistakes, seed=stable_seed(config.seed, step)
+    )
     loop = EpisodeLoop(pool, ScriptedPlayer(choose, policy), config, should_stop=should_stop)
     jobs = [Job(index, 0, training_episode(task)) for index, task in tasks]
     rollouts = {job.group: rollout for job, rollout in loop.play(jobs)}

@@ -204,6 +204,15 @@ def test_expert_labels_stay_right_where_noise_acts() -> None:
     assert runs[0] == runs[1] == runs[2]
 
 
+def test_mistakes_of_the_teacher_are_carried_out_and_imitated() -> None:
+    config = fake_config(env={"max_turns": 40}, imitation={"mistakes": 0.5, "episodes_per_step": 9})
+    (group,) = collect_expert(tasks(9), FakePool(4, lambda episode: 9), FakePolicy(), config, 0)
+    turns = [turn for rollout in group.rollouts for turn in rollout.turns]
+    strayed = [turn for turn in turns if turn.actions == ("stay",)]  # half of the turns draw, half of those "stay"
+    assert 0.1 < len(strayed) / len(turns) < 0.4
+    assert all((turn.response.token_ids == (GO,)) == (turn.actions == ("go",)) for turn in turns)
+
+
 def test_without_noise_the_expert_is_followed() -> None:
     (group,) = collect_expert(tasks(3), FakePool(2, some_length), FakePolicy(), fake_config(), 0)
     assert len(group.rollouts) == 3
