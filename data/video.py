@@ -34,9 +34,7 @@ def caption_frames(
     return np.concatenate([large, np.broadcast_to(strip, (len(large), *strip.shape))], axis=1)
 
 
-def write_filmstrips(
-    path: Path, episodes: Sequence[UInt8[np.ndarray, "frame height width 3"]], columns: int = 5
-) -> None:
+def write_filmstrips(path: Path, episodes: Sequence[UInt8[np.ndarray, "_ height width 3"]], columns: int = 5) -> None:
     """Write a PNG with one row an episode: `columns` of its frames, evenly chosen, first and last included."""
     import cv2
 

@@ -144,9 +144,7 @@ class ScriptedPlayer:
         return Response(token_ids, (float("nan"),) * len(token_ids), finish_reason="stop", policy_version=0)
 
 
-def expert_choice(
-    action_names: Sequence[str], *, noise: float = 0.0, mistakes: float = 0.0, seed: int = 0
-) -> Choice:
+def expert_choice(action_names: Sequence[str], *, noise: float = 0.0, mistakes: float = 0.0, seed: int = 0) -> Choice:
     """The expert's actions as the label, carried out too, but for two shares of turns which take a random action.
 
     With `noise` the label stays the expert's: the policy learns what to do in places where the expert alone would

@@ -92,7 +92,8 @@ def test_two_ranks_together_see_what_one_sees(tmp_path: Path) -> None:
 
 def test_the_first_episodes_become_videos(tmp_path: Path) -> None:
     play(tmp_path, videos=2)
-    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode_000.mp4", "episode_001.mp4"]
+    written = sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert written == ["episode_000.mp4", "episode_001.mp4", "episodes.png"]
     assert all(path.stat().st_size > 500 for path in (tmp_path / "videos").iterdir())
 
 
