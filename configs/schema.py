@@ -134,6 +134,8 @@ class TrainConfig:
     """Global gradient norm is clipped to it."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises linearly from 0 (count)."""
+    decay: Literal["none", "linear"] = "none"
+    """`linear`: the learning rate falls towards 0 at the last of the run's `steps`."""
     vision_tower: Literal["frozen", "trained"] = "frozen"
 
 

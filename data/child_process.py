@@ -122,7 +122,8 @@ def serve(pipe: Connection) -> None:
 
 def main() -> None:
     pipe_fd, alive_fd = (int(argument) for argument in sys.argv[1:3])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the program decides what ends
+    for signum in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the program decides what ends when
+        signal.signal(signum, signal.SIG_IGN)
 
     def end_with_parent() -> None:
         os.read(alive_fd, 1)

@@ -190,10 +190,11 @@ class DecodePool:
         if not worker.is_ready:
             raise RuntimeError(f"a decode worker did not start: {reason}; see its output above, and its memory")
         tasks = list(worker.tasks)
+        for task in tasks:  # some may be finished, their answers lost with the pipe
+            task.target.unlink(missing_ok=True)
         self._workers[place] = self._start()
         if tasks:
             failed = tasks.pop(0)
-            failed.target.unlink(missing_ok=True)
             logger.warning("%s: %s", failed.path, reason)
             if failed.decoder == "auto":
                 tasks.insert(0, replace(failed, decoder="pyav"))

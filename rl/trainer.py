@@ -187,9 +187,11 @@ class Trainer:
             self._train_on(group, std)
 
     def _learning_rate(self) -> float:
-        """Rises linearly over the first `train.warmup_steps` steps."""
-        warmup = self.config.train.warmup_steps
-        return self.config.train.lr * min(1.0, (self.progress.step + 1) / max(warmup, 1))
+        """Rises linearly over the first `train.warmup_steps` steps, and falls to the last with `train.decay`."""
+        train, step = self.config.train, self.progress.step
+        rise = min(1.0, (step + 1) / max(train.warmup_steps, 1))
+        fall = 1.0 - step / self.config.steps if train.decay == "linear" else 1.0
+        return train.lr * rise * fall
 
     def _require_any(self, groups: Sequence[Group]) -> None:
         """Stop where faults leave no rank anything to learn from: that is no bad luck any more."""

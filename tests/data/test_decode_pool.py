@@ -212,3 +212,34 @@ def test_two_workers_decode_at_least_1_6_times_as_much_as_one(tmp_path: Path) ->
         for pool in pools.values():
             pool.close()
     assert worker_s[1] / max(worker_s[2] / 2, here_s[2]) >= 1.6, (worker_s, here_s)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_ends_no_worker(pool: DecodePool, videos: list[Path], signum: int) -> None:
+    pool.result(pool.submit(videos[0]))
+    for worker in pool._workers:
+        os.kill(worker.child.process.pid, signum)
+    assert [len(pool.result(pool.submit(video)).frames) for video in videos[1:]] == [3, 4, 4, 5]
+    assert all(worker.child.process.poll() is None for worker in pool._workers)
+
+
+def test_clips_whose_answers_died_with_the_worker_are_not_blamed(tmp_path: Path, videos: list[Path]) -> None:
+    """The frames were there already, taken from the cache, when the worker was killed and its pipe with it."""
+    settings: dict[str, Any] = {"workers": 1, "cache_dir": tmp_path / "frames", "cache_bytes": 1 << 20}
+    with make_pool(tmp_path, **settings) as pool:
+        for video in videos:
+            pool.result(pool.submit(video))
+        tickets = [pool.submit(video) for video in videos]
+        deadline = time.monotonic() + 30
+        while not all(pool._open[ticket].target.exists() for ticket in tickets) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker = pool._workers[0].child
+        worker.process.kill()
+        worker.process.wait()
+        while worker.pipe.poll():  # what it had answered is lost
+            try:
+                worker.pipe.recv()
+            except EOFError:
+                break
+        for video, ticket in zip(videos, tickets, strict=True):
+            assert np.array_equal(pool.result(ticket).frames, decode(video, SPEC).frames)

@@ -74,6 +74,12 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if not key.startswith("time/")} for record in records]
 
 
+def test_the_learning_rate_can_fall_to_the_last_step(tmp_path: Path) -> None:
+    runtime = FakeRuntime(answer)
+    run(config_for(tmp_path, train={"lr": 0.5, "decay": "linear"}), runtime)
+    assert runtime.learning_rates == [1e-3] * 3 + [0.5, 0.375, 0.25, 0.125]
+
+
 def test_a_run_warms_up_trains_evaluates_and_says_so(tmp_path: Path) -> None:
     runtime = FakeRuntime(answer)
     config = config_for(tmp_path, train={"lr": 0.5, "warmup_steps": 2}, eval_every=3)
