@@ -216,7 +216,8 @@ def test_two_workers_decode_at_least_1_6_times_as_much_as_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_ends_no_worker(pool: DecodePool, videos: list[Path], signum: int) -> None:
-    pool.result(pool.submit(videos[0]))
+    while not all(worker.is_ready for worker in pool._workers):
+        pool.poll(wait_s=0.1)
     for worker in pool._workers:
         os.kill(worker.child.process.pid, signum)
     assert [len(pool.result(pool.submit(video)).frames) for video in videos[1:]] == [3, 4, 4, 5]

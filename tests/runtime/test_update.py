@@ -137,6 +137,50 @@ def test_gradients_equal_the_naive_ones(model_cache: Path, options: dict[str, An
             assert float(actual[name].norm()) <= 1e-12 * scale, name
 
 
+@pytest.mark.usefixtures("exact_tower")
+@pytest.mark.parametrize("chain", [False, True])
+def test_clipped_gradients_of_a_later_epoch_equal_the_naive_ones(model_cache: Path, chain: bool) -> None:
+    """Old log-probabilities of other weights, so that ratios are far from 1 and some tokens are clipped."""
+    model = load_tiny(model_cache, torch.float64, exact=True)
+    before = load_tiny(model_cache, torch.float64, exact=True)
+    with torch.no_grad():
+        for parameter in before.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)).mul(0.02))
+    vocabulary, config = vocabulary_of(model), RLConfig()
+    groups = make_groups(model, chain=chain)
+    clipped = 0
+
+    def loss(group: Group, index: int, turn: Turn, logprobs: Tensor) -> Tensor:
+        nonlocal clipped
+        rewards = group.rewards
+        advantage = 0.0 if rewards.std() == 0 else float((rewards - rewards.mean())[index] / rewards.std(correction=0))
+        tokens = sum(len(t.response.token_ids) for t in group.rollouts[index].turns)
+        with torch.no_grad():
+            old = naive_logprobs(before, vocabulary, turn.prompt, turn.response)
+        ratio = (logprobs - old).exp()
+        bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        clipped += int((bounded * advantage < ratio * advantage).sum())
+        return -torch.minimum(ratio * advantage, bounded * advantage).sum() / tokens
+
+    expected = naive_gradients(model, vocabulary, groups, loss)
+    assert clipped > 0
+    parameters = dict(model.named_parameters())
+    buffer = GradientBuffer(list(parameters.values()))
+    updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), 1 << 40)
+    for group in groups:
+        work = GroupWork.of(group, Packing(True, 64, MAX_TOKENS, chain))
+        for unit in work.units:
+            for item in unit.responses:
+                prompts = [unit.prompt_of[rollout] for rollout in item.rollouts]
+                pairs = zip(prompts, item.responses, strict=True)
+                with torch.no_grad():
+                    item.old = torch.cat([naive_logprobs(before, vocabulary, *pair) for pair in pairs])
+        list(updater.train(work, policy_loss(config, group, Scale(24))))
+    scale = max(float(gradient.norm()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert float((buffer.views[parameters[name]] - gradient).norm()) <= 1e-9 * scale, name
+
+
 def test_stock_modules_agree_to_their_own_rounding(model_cache: Path) -> None:
     model = load_tiny(model_cache, torch.float64)
     vocabulary, groups, config = vocabulary_of(model), make_groups(model), RLConfig(kl_coef=0.3)
