@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import fresh_environment
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
 def test_schedules_do_the_same_work_and_sharing_computes_a_quarter_of_the_tokens() -> None:
     command = [sys.executable, "run.py", "bench", "schedules", "configs/bench_tiny.yaml", "--json", "--repeats", "1"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, cwd=ROOT, env=fresh_environment(), capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr[-3000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["shape"]["prompt_tokens"] >= 8 * last["shape"]["response_tokens"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.processes import fresh_environment
 
 ROOT = Path(__file__).parents[1]
 STEPS = 8
@@ -26,8 +27,9 @@ OVERRIDES = [
 
 def start(folder: Path, *extra: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "run.py", "train", "configs/demo.yaml", *OVERRIDES, f"run_dir={folder}", *extra]
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=fresh_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:

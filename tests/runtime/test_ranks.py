@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.processes import fresh_environment
+
 SCRIPT = Path(__file__).with_name("train_recorded.py")
 BIN = Path(sys.executable).parent
 LAUNCHERS = {
@@ -22,10 +24,7 @@ LAUNCHERS = {
 
 def train_recorded(launcher: str, cache: Path, out: Path, groups: int, stage: int = 2) -> dict[str, Any]:
     command = [*LAUNCHERS[launcher], str(SCRIPT), "--cache", str(cache), "--out", str(out), "--groups", str(groups)]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    }
-    environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
+    environment = fresh_environment() | {"PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
     result = subprocess.run(
         [*command, "--stage", str(stage)], env=environment, capture_output=True, text=True, timeout=240
     )
