@@ -85,6 +85,7 @@ def test_filmstrips_show_the_first_and_the_last_frame_of_each_episode(tmp_path: 
     episodes[0][-1] = 250
     write_filmstrips(tmp_path / "episodes.png", episodes, columns=3)
     picture = cv2.imread(str(tmp_path / "episodes.png"))
+    assert picture is not None
     assert picture.shape == (8, 18, 3)
     assert (picture[:4, :12] == 10).all()
     assert (picture[:4, 12:] == 250).all()
