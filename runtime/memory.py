@@ -149,7 +149,8 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
     row = config.runtime.microbatch_tokens
     prefixes = -(-config.rl.groups_per_step // world_size) * config.rl.group_size * config.env.max_turns
     wanted = shape.graph_bytes(prefixes * (config.runtime.max_model_len - config.rollout.max_tokens))
-    held: dict[Phase, Residency] = work if config.runtime.schedule in ("overlapped", "streamed") else (
+    early = config.runtime.schedule in ("overlapped", "streamed") or config.runtime.reuse_prefill
+    held: dict[Phase, Residency] = work if early else (
         everywhere | dict.fromkeys(PHASES, "DISCARDED") | {"train": "HBM"}
     )  # fmt: skip
     buffers = (

@@ -8,6 +8,7 @@ Knows nothing of rollouts, losses or optimizers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,6 +41,8 @@ class Segment:
     parent: Segment | None = None
     media: tuple[Media, ...] = ()
     targets: tuple[int, ...] = ()
+    key: str = ""
+    """Digest of the prompt that this is the whole of; empty otherwise."""
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) >= len(self.targets) - 1, "a target without a token that predicts it"
@@ -228,6 +231,40 @@ def encode(
         if keep != "nothing":
             encoding.layers.append(layer)
     encoding.final = hidden.detach()[0, row.readouts()]
+    encoding.grad_keys = [None] * len(encoding.keys)
+    encoding.grad_values = [None] * len(encoding.keys)
+    return encoding
+
+
+def reuse(
+    model: SplitVLM, row: Row, version: int, inputs: deque[list[Tensor]], final: Tensor
+) -> Generator[None, None, Encoding]:
+    """Encoding of a row of roots that was computed elsewhere: only keys and values are made; stops after each layer.
+
+    Args:
+        version: of the weights that computed it.
+        inputs: of each layer, (1, token, hidden) for each segment; taken out as they are used.
+        final: hidden states after the last layer at the row's readouts, (readout, hidden).
+
+    Raises:
+        StaleEncoding: it was computed with other weights.
+    """
+    assert not row.context, "only a row without ancestors is computed elsewhere"
+    positions = torch.cat([segment.positions for segment in row.segments], dim=1)
+    mask = row.mask()
+    encoding = Encoding(
+        row, version, "inputs", model.rotary(positions), None if mask is None else mask.to(model.device)
+    )
+    for index in range(model.num_layers):
+        yield
+        _check_fresh(model, [encoding])
+        parts = inputs.popleft()
+        hidden = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        keys, values = model.keys_values(index, hidden, encoding.rotary)
+        encoding.layers.append(_Layer(hidden))
+        encoding.keys.append(keys)
+        encoding.values.append(values)
+    encoding.final = final
     encoding.grad_keys = [None] * len(encoding.keys)
     encoding.grad_values = [None] * len(encoding.keys)
     return encoding

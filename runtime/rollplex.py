@@ -10,7 +10,7 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from runtime import tracing
 from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.lane import make_lane
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
-from runtime.prefix_tree import StaleEncoding
+from runtime.prefix_tree import Row, StaleEncoding
 from runtime.tracing import TIMELINE
 from runtime.update import Steps, Updater
 from runtime.vision import VisionCache
@@ -92,6 +92,10 @@ class Rollplex:
         self.use_schedule(config.runtime.schedule)
         self._fallback = Fallback(config.runtime.fallback and bool(self.window.schedule.window))
         self._groups: dict[int, GroupWork] = {}
+        self.reuse_prefill = config.runtime.reuse_prefill
+        """Whether prompts are wanted from the rollout engine's prefill; change it only between steps."""
+        self._prefilling: list[Row] = []
+        """Prompts that the rollout engine has yet to prefill for the actor."""
         self._open: set[TurnKey] = set()
         """Responses being decoded whose turns will be trained on."""
         self._registered: list[_Registered] = []
@@ -139,7 +143,7 @@ class Rollplex:
                 self._engine = RolloutEngine(
                     self.config.runtime, self.model_dir, self.config.model.dtype, self.vocabulary, parameters,
                     seed=self.config.seed * self.world_size + self.rank, max_videos=self._max_videos(),
-                    share=self.trainer.stage != 3,
+                    prefills=self.updater.prefills, share=self.trainer.stage != 3,
                 )  # fmt: skip
                 self._engine.publish(self.policy_version)
             self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
@@ -186,6 +190,8 @@ class Rollplex:
                 self._batch_ended = False
             work = self._groups.setdefault(key.group, GroupWork(self.config.rl.group_size, self.packing))
             assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
+            if self.reuse_prefill and (key.turn == 0 or not self.packing.chain):
+                self.updater.prefills.want(key, prompt)
         self.engine.submit(key, prompt, sampling, self._features(prompt))
         if train:
             self._open.add(key)
@@ -212,6 +218,7 @@ class Rollplex:
         with tracing.span("together"):
             with tracing.span("decode"), self.lane.decode():
                 ended = self._engine.step()
+            self._offer_prefilled(key for key, _ in ended)
             self.window.pump(decoding=True)
         for key, response in ended:
             if key in self._open:
@@ -235,12 +242,27 @@ class Rollplex:
             work.ended[rollout] = True
             self._compose(work)
 
+    def _offer_prefilled(self, ended: Iterable[TurnKey]) -> None:
+        """Offer the window the prompts that the rollout engine has prefilled, or, in responses that ended, has not."""
+        for key in ended:
+            self.updater.prefills.give_up(key)
+        waiting, self._prefilling = self._prefilling, []
+        for row in waiting:
+            self._offer_prefix(row)
+
+    def _offer_prefix(self, row: Row) -> None:
+        """Offer the window the actor's part of prompts, once it is known who computes it."""
+        if self.updater.prefills.awaits(row):
+            self._prefilling.append(row)
+        else:
+            self._offer("actor_prefix", self.updater.encode_early([row]))
+
     def _compose(self, work: GroupWork) -> None:
         """Offer the window what has become possible."""
         prompted, answered = work.compose()
         updater, referenced = self.updater, self.updater.reference is not None
         for unit in prompted:
-            self._offer("actor_prefix", updater.encode_early([unit.prompts]))
+            self._offer_prefix(unit.prompts)
             if referenced:
                 self._offer("reference_prefix", updater.encode_reference_early([unit.prompts]))
         for unit in answered:
@@ -305,6 +327,7 @@ class Rollplex:
                 if not item.trained:
                     self.window.run(Job("train", self._train(item)))
         self.updater.release()  # what was encoded for rollouts that did not become part of a group
+        self._prefilling.clear()
         self._registered.clear()
         self._batch_ended = True
         self.ledger.check_integrity(empty=("boundaries", "logits"))
@@ -354,6 +377,7 @@ class Rollplex:
         self.lane.join()
         self.policy_version += 1
         self.actor.version = self.policy_version
+        self.updater.prefills.drop()
         if self._engine is not None:
             self._engine.publish(self.policy_version)
 
@@ -447,6 +471,7 @@ class Rollplex:
             assert self.updater.reference is not None
             self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))
         self.policy_version = self.actor.version = state["policy_version"]
+        self.updater.prefills.drop()
         if self._engine is not None:
             self._engine.publish(self.policy_version)
 

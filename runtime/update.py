@@ -15,6 +15,7 @@ from torch import Tensor
 
 from data.types import GroupLoss, Response, TokenBatch
 from runtime.memory import Ledger, ModelShape
+from runtime.prefill import Prefills, TakenPrefill
 from runtime.prefix_tree import (
     Encoding,
     GradientBuffer,
@@ -23,6 +24,7 @@ from runtime.prefix_tree import (
     backward,
     backward_scores,
     encode,
+    reuse,
     score,
 )  # fmt: skip
 from runtime.vlm import SplitVLM
@@ -57,6 +59,7 @@ class Updater:
         """Counts that the host knows; `take_sums` adds what the device has."""
         self._device_sums: dict[str, Tensor] = {}
         self._leases: dict[Encoding, int] = {}
+        self.prefills = Prefills(actor, shape, ledger, budget, self.sums)
 
     # --- ahead of training -------------------------------------------------------------------------------------------
 
@@ -70,7 +73,8 @@ class Updater:
 
     def _encode_early(self, model: SplitVLM, rows: Sequence[Row]) -> Steps:
         for row in rows:
-            keep = self._affordable(model, row)
+            prefilled = model is self.actor and self.prefills.holds(row)
+            keep: Keep | None = "inputs" if prefilled else self._affordable(model, row)
             if keep is None or any(other not in self._encodings[model] for other in row.context):
                 self.sums["window/over_budget"] += 1
             else:
@@ -92,6 +96,8 @@ class Updater:
     def _encoding(self, model: SplitVLM, row: Row, keep: Keep) -> Generator[None, None, Encoding]:
         """A row's encoding: the one that is kept, or a new one, which is kept until it is dropped."""
         kept = self._encodings[model]
+        if row not in kept and model is self.actor and (prefill := self.prefills.take(row)):
+            yield from self._reuse(row, prefill)
         if row not in kept:
             encoding = yield from encode(model, row, [kept[other] for other in row.context], keep=keep)
             size = self.shape.graph_bytes if keep == "graph" else self.shape.boundary_bytes
@@ -99,6 +105,14 @@ class Updater:
             self.sums["tokens/computed"] += row.num_tokens
             kept[row] = encoding
         return kept[row]
+
+    def _reuse(self, row: Row, prefill: TakenPrefill) -> Steps:
+        """Make an encoding for the actor of what the rollout engine computed of a row."""
+        lease = self.ledger.lease("boundaries", self.shape.boundary_bytes(row.num_tokens))
+        encoding = yield from reuse(self.actor, row, prefill.version, prefill.inputs, prefill.final)
+        self._leases[encoding] = lease
+        self._encodings[self.actor][row] = encoding
+        self.sums["tokens/reused"] += row.num_tokens
 
     def _drop(self, model: SplitVLM, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -126,6 +140,8 @@ class Updater:
         for tree in work.trees():
             if loss.constant:
                 self._drop(self.actor, (row for unit in tree for row in unit.rows))
+                for unit in tree:
+                    self.prefills.take(unit.prompts)
             else:
                 yield from self._train_tree(work, tree, loss)
         self.sums["denominator"] += loss.denominator
@@ -176,7 +192,8 @@ class Updater:
         )
 
     def release(self) -> None:
-        """Drop every encoding that is left."""
+        """Drop every encoding and prefill that is left."""
+        self.prefills.drop()
         for model, kept in self._encodings.items():
             self._drop(model, list(kept))
 

@@ -20,6 +20,7 @@ from torch import nn
 from configs.errors import UserError
 from configs.schema import RuntimeConfig
 from data.types import Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime.prefill import PrefillHooks, Prefills
 from runtime.weights import Binding
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class RolloutEngine:
         trainer: the trainer's parameters by Hugging Face name; the engine's become views of them.
         seed: seeds what is sampled without a seed of its own.
         max_videos: most videos of a prompt.
+        prefills: says which prompts are wanted as they are prefilled, and takes them.
         share: False copies them instead, at every `publish` (ZeRO-3).
     """
 
@@ -66,6 +68,7 @@ class RolloutEngine:
         *,
         seed: int,
         max_videos: int,
+        prefills: Prefills,
         share: bool = True,
     ) -> None:
         import vllm
@@ -76,6 +79,8 @@ class RolloutEngine:
             )
         self.vocabulary = vocabulary
         self.policy_version = 0
+        self.prefills = prefills
+        self._hooks: PrefillHooks | None = None
         self.binding: Binding
         on_cpu = not torch.cuda.is_available()
         if on_cpu:
@@ -164,6 +169,9 @@ class RolloutEngine:
                 f"a prompt of {len(prompt.token_ids)} tokens and {sampling.max_tokens} of response exceed "
                 f"runtime.max_model_len={limit}: raise it, or lower agent.max_pixels or agent.context_clips"
             )
+        wanted = self.prefills.wants(key)
+        if wanted and self._hooks is None:
+            self._hooks = PrefillHooks(self.llm, self.prefills, turn_key)
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
@@ -173,7 +181,7 @@ class RolloutEngine:
             stop_token_ids=[self.vocabulary.end_of_turn],
             ignore_eos=True,
             detokenize=False,
-            skip_reading_prefix_cache=False,
+            skip_reading_prefix_cache=wanted,  # so that all of the prompt is computed
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self.llm.llm_engine.add_request(_request_id(key), self._engine_input(prompt, features), parameters)

@@ -117,6 +117,17 @@ class SplitVLM:
         assert cache.own is not None, "the decoder layer did not use its cache"
         return (output[0] if isinstance(output, tuple) else output, *cache.own)
 
+    @torch.no_grad()
+    def keys_values(self, index: int, hidden: Tensor, rotary: Rotary) -> KeyValue:
+        """Keys and values that `layer` makes of its input, without the rest of the layer."""
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
+
+        layer = self.text.layers[index]
+        normed = layer.input_layernorm(hidden)
+        projections = (layer.self_attn.k_proj(normed), layer.self_attn.v_proj(normed))
+        keys, values = (x.unflatten(2, (-1, layer.self_attn.head_dim)).transpose(1, 2) for x in projections)
+        return apply_rotary_pos_emb(keys[:, :0], keys, *rotary)[1], values
+
     def logprobs(
         self, hidden: Float[Tensor, "target hidden"], targets: Int[Tensor, " target"]
     ) -> Float[Tensor, " target"]:

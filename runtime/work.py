@@ -149,7 +149,8 @@ class GroupWork:
             start, parent = len(before), self._leaf_of[rollout]
             assert prompt.token_ids[:start] == before, f"turn {turn} of rollout {rollout} does not continue its history"
         media = [replace(item, offset=item.offset - start) for item in prompt.media if item.offset >= start]
-        return Segment(prompt.token_ids[start:], prompt.positions[:, start:], parent, tuple(media))
+        key = "" if parent else prompt.key
+        return Segment(prompt.token_ids[start:], prompt.positions[:, start:], parent, tuple(media), key=key)
 
     def _unit(self, turn: int, segment_of: dict[int, Segment], prompts: dict[int, Prompt]) -> Unit:
         segments = tuple(dict.fromkeys(segment_of.values()))

@@ -43,8 +43,12 @@ def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:
 
 
 def test_boundaries_live_from_the_rollout_on_only_where_they_are_computed_early() -> None:
-    for schedule, phases in (("serial", "train"), ("overlapped", "rollout score train")):
-        config = RunConfig(runtime=RuntimeConfig(schedule=schedule))  # type: ignore[arg-type]
+    for schedule, reuse_prefill, phases in (
+        ("serial", False, "train"),
+        ("serial", True, "rollout score train"),
+        ("overlapped", False, "rollout score train"),
+    ):
+        config = RunConfig(runtime=RuntimeConfig(schedule=schedule, reuse_prefill=reuse_prefill))  # type: ignore[arg-type]
         (held,) = [buffer for buffer in plan(config, SHAPE).buffers if buffer.name == "boundaries"]
         assert [phase for phase, place in held.residency.items() if place == "HBM"] == phases.split()
 
