@@ -79,6 +79,10 @@ class Trainer:
             model=model, optimizer=optimizer, config=_deepspeed_config(train, runtime, dtype)
         )[0]
         self.gradients = self._gradient_buffer()
+        self.offloads = runtime.offload_optimizer and torch.cuda.is_available()
+        if self.offloads and self.stage == 0:
+            raise UserError("runtime.offload_optimizer=true needs runtime.zero_stage 1, 2 or 3")
+        self._offload()
         if self.stage == 3:
             self.engine.optimizer.parameter_offload._remove_module_hooks()  # `gathered` replaces them
 
@@ -111,6 +115,25 @@ class Trainer:
         with deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self.stage == 3):
             yield
 
+    def _offload(self) -> None:
+        """Move the optimizer's states to pinned host memory; the first time pins it, which is slow."""
+        if self.offloads:
+            from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+
+            include = [OffloadStateTypeEnum.optim_states, OffloadStateTypeEnum.hp_params]
+            self.engine.offload_states(include=include, pin_memory=True, non_blocking=False)
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def _resident(self) -> Iterator[None]:
+        """Inside, the optimizer's states are on the device."""
+        if self.offloads:
+            self.engine.reload_states()
+        try:
+            yield
+        finally:
+            self._offload()
+
     def step(self, lr: float, denominator: float) -> float:
         """Add gradients over ranks, divide by `denominator`, clip, update; returns the norm before clipping.
 
@@ -128,8 +151,9 @@ class Trainer:
             )
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
-        self._hand_over(flat)
-        self.engine.step()
+        with self._resident():
+            self._hand_over(flat)
+            self.engine.step()
         flat.zero_()
         return norm
 
@@ -157,7 +181,8 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state (every rank its part)."""
-        self.engine.save_checkpoint(str(folder), tag="state")
+        with self._resident():
+            self.engine.save_checkpoint(str(folder), tag="state")
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, into the memory that is in use.
@@ -165,7 +190,8 @@ class Trainer:
         Raises:
             FileNotFoundError: the folder holds no such state.
         """
-        path, _ = self.engine.load_checkpoint(str(folder), tag="state")
+        with self._resident():
+            path, _ = self.engine.load_checkpoint(str(folder), tag="state")
         if path is None:
             raise FileNotFoundError(f"{folder}: no DeepSpeed state in it")
 

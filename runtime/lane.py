@@ -1,5 +1,7 @@
 """Where window work runs: beside decode on a stream of its own, or in line where there is no such device.
 
+A stream shares all multiprocessors at low priority, or has some to itself (a CUDA green context).
+
 All trainer work of a process runs in one lane, in the window and after it, so that its tensors never cross streams
 unseen; the lane and the default stream wait for each other only where weights change hands. Knows nothing of jobs.
 """
@@ -18,11 +20,13 @@ import torch
 class InlineLane:
     """No second queue: work is done when it has been handed out."""
 
+    concurrent = False
+
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
-    def work(self, name: str) -> Iterator[None]:
+    def work(self, name: str, *, alone: bool = False) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
@@ -46,17 +50,23 @@ class InlineLane:
 
 
 class StreamLane:
-    """A low-priority CUDA stream for work beside a high-priority one for decode."""
+    """A CUDA stream for work beside a high-priority one for decode.
 
-    def __init__(self) -> None:
+    Args:
+        sms: multiprocessors that work has to itself (decode may still use all); 0 shares them at low priority.
+    """
+
+    concurrent = True
+
+    def __init__(self, sms: int = 0) -> None:
         low, high = 0, -5
-        self._work = torch.cuda.Stream(priority=low)
+        self._work = _partition_stream(sms) if sms else torch.cuda.Stream(priority=low)
         self._decode = torch.cuda.Stream(priority=high)
         self._under_way: deque[Any] = deque()
         self._timed: list[tuple[str, Any, Any]] = []
 
     @contextmanager
-    def work(self, name: str) -> Iterator[None]:
+    def work(self, name: str, *, alone: bool = False) -> Iterator[None]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._work):
             start.record()
@@ -66,6 +76,8 @@ class StreamLane:
                 end.record()
                 self._under_way.append(end)
                 self._timed.append((name, start, end))
+        if alone:
+            self._decode.wait_event(end)
 
     @contextmanager
     def decode(self) -> Iterator[None]:
@@ -94,6 +106,33 @@ class StreamLane:
         return dict(totals)
 
 
-def make_lane() -> InlineLane | StreamLane:
+def _partition_stream(sms: int) -> Any:
+    """A stream of a green context of its own; context and stream live as long as the process.
+
+    By the driver's API: torch's own green contexts make the caller's stream wait, which ends all overlap.
+
+    Raises:
+        RuntimeError: the driver refused.
+    """
+    from cuda.bindings import driver
+
+    def call(result: tuple[Any, ...]) -> Any:
+        if result[0] != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"no partition of {sms} multiprocessors (runtime.window_sms): {result[0]}")
+        return result[1] if len(result) == 2 else result[1:]
+
+    device = call(driver.cuDeviceGet(torch.cuda.current_device()))
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    groups, _, _ = call(
+        driver.cuDevSmResourceSplitByCount(1, call(driver.cuDeviceGetDevResource(device, kind)), 0, sms)
+    )
+    description = call(driver.cuDevResourceGenerateDesc(groups[:1], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    context = call(driver.cuGreenCtxCreate(description, device, flags))
+    stream = call(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
+    return torch.cuda.ExternalStream(int(stream))
+
+
+def make_lane(sms: int = 0) -> InlineLane | StreamLane:
     """The lane of this process's device."""
-    return StreamLane() if torch.cuda.is_available() else InlineLane()
+    return StreamLane(sms) if torch.cuda.is_available() else InlineLane()

@@ -25,7 +25,9 @@ ACTIVATION_HIDDENS = 14
 ACTIVATION_MLPS = 4
 """Intermediate-sized tensors that one layer's graph keeps per token: gate, its activation, up, their product."""
 LOGITS_COPIES = 4
-"""Float32 logits of a row at once: the product, the mask's sum, the softmax and its gradient."""
+"""Float32 logits of a chunk at once: the product, the mask's sum, the softmax and its gradient."""
+LOGITS_CHUNK = 512
+"""Targets whose logits are held at once (count)."""
 
 
 class HBMExhausted(UserError):
@@ -54,10 +56,19 @@ class ModelShape:
         """Keys, values and layer inputs of a row (bytes)."""
         return tokens * self.layers * (self.key_value + self.hidden) * self.item_bytes
 
-    def graph_bytes(self, tokens: int) -> int:
-        """Boundary and autograd graph of a row (bytes)."""
-        per_layer = ACTIVATION_HIDDENS * self.hidden + ACTIVATION_MLPS * self.intermediate + self.key_value
-        return self.boundary_bytes(tokens) + tokens * self.layers * per_layer * self.item_bytes
+    def logits_bytes(self, targets: int) -> int:
+        """Float32 logits that are held at once for a row of so many targets (bytes)."""
+        return LOGITS_COPIES * 4 * min(targets, LOGITS_CHUNK) * self.vocabulary
+
+    def layer_graph_bytes(self, tokens: int) -> int:
+        """Autograd graph of one layer of a row (bytes)."""
+        per_token = ACTIVATION_HIDDENS * self.hidden + ACTIVATION_MLPS * self.intermediate + self.key_value
+        return tokens * per_token * self.item_bytes
+
+    def graph_bytes(self, tokens: int, layers: int | None = None) -> int:
+        """Boundary of a row, and the autograd graph of some of its layers, by default all (bytes)."""
+        kept = self.layers if layers is None else layers
+        return self.boundary_bytes(tokens) + kept * self.layer_graph_bytes(tokens)
 
 
 def model_shape(model_dir: Path, dtype: str, *, train_tower: bool) -> ModelShape:
@@ -143,31 +154,36 @@ class Plan:
 def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
     """The residency table that a run of this config will have, on each rank."""
     everywhere: dict[Phase, Residency] = dict.fromkeys(PHASES, "HBM")
-    work: dict[Phase, Residency] = everywhere | {"update": "DISCARDED"}
+    rollout: dict[Phase, Residency] = {
+        "rollout": "HBM", "score": "DISCARDED", "train": "DISCARDED", "update": "DISCARDED"
+    }  # fmt: skip
+    work: dict[Phase, Residency] = {**everywhere, "update": "DISCARDED"}
+    if config.runtime.schedule in ("serial", "unshared"):
+        work["rollout"] = "DISCARDED"
+    step: dict[Phase, Residency] = everywhere
+    reference_at: dict[Phase, Residency] = everywhere
+    if config.runtime.offload_optimizer:
+        step = {"rollout": "HOST", "score": "HOST", "train": "HOST", "update": "HBM"}
+        reference_at = {**everywhere, "update": "HOST"}
     shards = world_size if config.runtime.zero_stage else 1
     reference = shape.parameters * shape.item_bytes if config.rl.kl_coef else 0
     row = config.runtime.microbatch_tokens
-    prefixes = -(-config.rl.groups_per_step // world_size) * config.rl.group_size * config.env.max_turns
-    wanted = shape.graph_bytes(prefixes * (config.runtime.max_model_len - config.rollout.max_tokens))
-    early = config.runtime.schedule in ("overlapped", "streamed") or config.runtime.reuse_prefill
-    held: dict[Phase, Residency] = work if early else (
-        everywhere | dict.fromkeys(PHASES, "DISCARDED") | {"train": "HBM"}
-    )  # fmt: skip
+    prompt = config.runtime.max_model_len - config.rollout.max_tokens
+    prompts = -(-config.rl.groups_per_step // world_size) * config.rl.group_size * config.env.max_turns
+    boundaries = min(config.runtime.boundary_budget_bytes, shape.graph_bytes(prompts * prompt))
+    features = 0 if config.train.vision_tower == "trained" else config.runtime.vision_cache_bytes
+    activations = shape.graph_bytes(row) + shape.layer_graph_bytes(prompt)
+    held: dict[Phase, Residency] = {**work, "rollout": "HBM"} if config.runtime.reuse_prefill else work
     buffers = (
         Buffer("weights", shape.parameters * shape.item_bytes, everywhere, "model.path (a smaller model)"),
-        Buffer("kv_cache", config.runtime.kv_cache_bytes, everywhere, "runtime.kv_cache_bytes"),
-        Buffer("reference", reference, everywhere, "rl.kl_coef=0"),
+        Buffer("kv_cache", config.runtime.kv_cache_bytes, rollout, "runtime.kv_cache_bytes"),
+        Buffer("reference", reference, reference_at, "rl.kl_coef=0"),
         Buffer("gradients", 4 * shape.trainable, everywhere, "train.vision_tower=frozen"),
-        Buffer("optimizer", 12 * shape.trainable // shards, everywhere, "runtime.zero_stage=2 on more ranks"),
-        Buffer("boundaries", min(config.runtime.boundary_budget_bytes, wanted), held, "runtime.boundary_budget_bytes"),
-        Buffer(
-            "vision_features",
-            0 if config.train.vision_tower == "trained" else config.runtime.vision_cache_bytes,
-            everywhere,
-            "runtime.vision_cache_bytes",
-        ),
-        Buffer("activations", shape.graph_bytes(2 * row), work, "runtime.microbatch_tokens"),
-        Buffer("logits", LOGITS_COPIES * 4 * row * shape.vocabulary, work, "runtime.microbatch_tokens"),
+        Buffer("optimizer", 12 * shape.trainable // shards, step, "runtime.offload_optimizer=true, or more ranks"),
+        Buffer("boundaries", boundaries, held, "runtime.boundary_budget_bytes"),
+        Buffer("vision_features", features, everywhere, "runtime.vision_cache_bytes"),
+        Buffer("activations", activations, work, "runtime.microbatch_tokens"),
+        Buffer("logits", shape.logits_bytes(row), work, "runtime.microbatch_tokens"),
     )
     return Plan(buffers)
 

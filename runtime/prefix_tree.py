@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from data.types import Media
+from runtime.kernels import BranchMask
+from runtime.memory import LOGITS_CHUNK
 from runtime.vlm import KeyValue, Rotary, SplitVLM
 
 Keep = Literal["graph", "inputs", "nothing"]
@@ -80,11 +82,6 @@ class Row:
             position += len(segment.token_ids)
         return starts
 
-    def owner(self) -> Int[Tensor, " token"]:
-        """Index of the segment that each token belongs to."""
-        lengths = torch.tensor([len(segment.token_ids) for segment in self.segments])
-        return torch.repeat_interleave(torch.arange(len(self.segments)), lengths)
-
     def readouts(self) -> list[int]:
         """Indices in the row of the tokens whose final hidden state is read."""
         indices: list[int] = []
@@ -93,23 +90,23 @@ class Row:
             indices += range(first, first + segment.num_readouts)
         return indices
 
-    def mask(self) -> Bool[Tensor, "1 1 token key"] | None:
-        """True where a token may attend to a key: same branch and not later. None where that is plain causal."""
+    def mask(self) -> BranchMask | None:
+        """Who attends to whom: same branch and not later. None where that is plain causal."""
         if not self.context and len(self.segments) == 1:
             return None
-        owner = self.owner()
-        order = torch.arange(self.num_tokens)
-        own = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
-        columns = [own]
-        for row in reversed(self.context):
-            branch = torch.zeros(len(self.segments), len(row.segments), dtype=torch.bool)
-            index = {id(segment): i for i, segment in enumerate(row.segments)}
-            for i, segment in enumerate(self.segments):
-                for ancestor in segment.ancestors():
-                    if id(ancestor) in index:
-                        branch[i, index[id(ancestor)]] = True
-            columns.insert(0, branch[owner][:, row.owner()])
-        return torch.cat(columns, dim=1)[None, None]
+        seen = [segment for row in self.context for segment in row.segments]
+        branch = torch.zeros(len(self.segments), len(seen) + len(self.segments), dtype=torch.bool)
+        index = {id(segment): i for i, segment in enumerate(seen)}
+        for i, segment in enumerate(self.segments):
+            branch[i, len(seen) + i] = True
+            for ancestor in segment.ancestors():
+                if id(ancestor) in index:
+                    branch[i, index[id(ancestor)]] = True
+        lengths = torch.tensor([len(segment.token_ids) for segment in (*seen, *self.segments)])
+        key_segment = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        query_segment = key_segment[len(key_segment) - self.num_tokens :] - len(seen)
+        key_order = (torch.arange(len(key_segment)) - (len(key_segment) - self.num_tokens)).clamp(min=-1)
+        return BranchMask(branch, query_segment, key_segment, key_order)
 
     def sources(self) -> list[int]:
         """For each target, in order, the readout that predicts it: the context rows' readouts first, then the row's."""
@@ -169,7 +166,7 @@ class Encoding:
     version: int
     keep: Keep
     rotary: Rotary
-    mask: Tensor | None
+    mask: Any
     embedded: Tensor | None = None
     layers: list[_Layer] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
@@ -200,33 +197,32 @@ def _context_at(layer: int, context: Sequence[Encoding], *, leaf: bool) -> KeyVa
 
 
 def encode(
-    model: SplitVLM, row: Row, context: Sequence[Encoding] = (), *, keep: Keep
+    model: SplitVLM, row: Row, context: Sequence[Encoding] = (), *, keep: Keep, graph_layers: int = 0
 ) -> Generator[None, None, Encoding]:
     """Forward a row's own tokens against its ancestors' keys and values; stops after the embedding and each layer.
 
     Args:
         context: encodings of `row.context`, in the same order.
+        graph_layers: with `keep="inputs"`, the last layers whose graph is kept all the same (count).
 
     Raises:
         StaleEncoding: a context encoding was computed with other weights.
     """
     positions = torch.cat([segment.positions for segment in row.segments], dim=1)
-    mask = row.mask()
-    encoding = Encoding(
-        row, model.version, keep, model.rotary(positions), None if mask is None else mask.to(model.device)
-    )
+    encoding = Encoding(row, model.version, keep, model.rotary(positions), model.attention_mask(row.mask()))
+    first_graph = 0 if keep == "graph" else model.num_layers - graph_layers
     with torch.set_grad_enabled(keep == "graph"):
         hidden = _embed(model, row)
     encoding.embedded = hidden if keep == "graph" else None
     for index in range(model.num_layers if row.num_tokens else 0):
         yield
         _check_fresh(model, [encoding, *context])
-        layer = _run_layer(model, encoding, index, hidden.detach(), context, graph=keep == "graph")
+        layer = _run_layer(model, encoding, index, hidden.detach(), context, graph=index >= first_graph)
         assert layer.outputs is not None
         hidden, keys, values = layer.outputs
         encoding.keys.append(keys.detach())
         encoding.values.append(values.detach())
-        if keep != "graph":
+        if index < first_graph:
             layer.outputs = layer.context = None
         if keep != "nothing":
             encoding.layers.append(layer)
@@ -251,10 +247,7 @@ def reuse(
     """
     assert not row.context, "only a row without ancestors is computed elsewhere"
     positions = torch.cat([segment.positions for segment in row.segments], dim=1)
-    mask = row.mask()
-    encoding = Encoding(
-        row, version, "inputs", model.rotary(positions), None if mask is None else mask.to(model.device)
-    )
+    encoding = Encoding(row, version, "inputs", model.rotary(positions), model.attention_mask(row.mask()))
     for index in range(model.num_layers):
         yield
         _check_fresh(model, [encoding])
@@ -290,12 +283,12 @@ def _run_layer(
 
 @dataclass(eq=False)
 class Scores:
-    """Log-probabilities of a row's targets, on a graph that ends at the final hidden states they were read from."""
+    """Log-probabilities of a row's targets, and the final hidden states that predict them."""
 
     logprobs: Tensor
-    """(target,), with the gradient of the head where the encoding keeps what backward needs."""
-    leaves: list[Tensor]
-    """Final hidden states of the context encodings and of the row's own, each (readout, hidden)."""
+    """(target,), a leaf that takes a gradient where the encoding keeps what backward needs."""
+    hidden: Tensor
+    """(target, hidden)."""
 
 
 def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> Scores:
@@ -305,11 +298,16 @@ def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> S
         StaleEncoding: an encoding was computed with other weights.
     """
     _check_fresh(model, [encoding, *context])
-    grad = encoding.keep != "nothing"
-    leaves = [_final(item).detach().requires_grad_(grad) for item in [*context, encoding]]
+    hidden = torch.cat([_final(item) for item in [*context, encoding]])[encoding.row.sources()]
+    with torch.no_grad():
+        parts = [model.logprobs(*chunk) for chunk in _chunks(model, encoding, hidden)]
+    return Scores(torch.cat(parts).requires_grad_(encoding.keep != "nothing"), hidden)
+
+
+def _chunks(model: SplitVLM, encoding: Encoding, hidden: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Hidden states and their targets, a few at a time: logits of a long row are never all in memory."""
     targets = torch.tensor(encoding.row.targets(), device=model.device)
-    with torch.set_grad_enabled(grad):
-        return Scores(model.logprobs(torch.cat(leaves)[encoding.row.sources()], targets), leaves)
+    return zip(hidden.split(LOGITS_CHUNK), targets.split(LOGITS_CHUNK), strict=True)
 
 
 def _final(encoding: Encoding) -> Tensor:
@@ -321,11 +319,23 @@ def backward_scores(
     model: SplitVLM, encoding: Encoding, context: Sequence[Encoding], scores: Scores, loss: Tensor, sink: GradientBuffer
 ) -> None:
     """Differentiate a loss of `scores.logprobs`: the head's parameters, and the readouts of the row and its context."""
-    parameters = model.head_parameters
-    gradients = torch.autograd.grad(loss, [*scores.leaves, *parameters], allow_unused=True)
-    for item, gradient in zip([*context, encoding], gradients, strict=False):
-        item.grad_final = _accumulate(item.grad_final, gradient)
-    sink.add(parameters, gradients[len(scores.leaves) :])
+    (slopes,) = torch.autograd.grad(loss, scores.logprobs)
+    parts = []
+    for (hidden, targets), slope in zip(
+        _chunks(model, encoding, scores.hidden), slopes.split(LOGITS_CHUNK), strict=True
+    ):
+        leaf = hidden.detach().requires_grad_()
+        gradients = torch.autograd.grad(model.logprobs(leaf, targets), [leaf, *model.head_parameters], slope)
+        parts.append(gradients[0])
+        sink.add(model.head_parameters, gradients[1:])
+    items = [*context, encoding]
+    sizes = [len(_final(item)) for item in items]
+    gradient = torch.zeros(sum(sizes), model.hidden_size, dtype=model.log_dtype, device=model.device)
+    gradient.index_add_(
+        0, torch.tensor(encoding.row.sources(), device=model.device), torch.cat(parts).to(model.log_dtype)
+    )
+    for item, part in zip(items, gradient.split(sizes), strict=True):
+        item.grad_final = part if item.grad_final is None else item.grad_final.add_(part)
 
 
 def backward(

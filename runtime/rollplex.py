@@ -22,8 +22,11 @@ from configs.schema import RunConfig
 from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey, Vocabulary
 from runtime import tracing
 from runtime.deepspeed_engine import Trainer, init_distributed
-from runtime.lane import make_lane
+from runtime.kernels import Kernels
+from runtime.lane import InlineLane, StreamLane, make_lane
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
+from runtime.overlap import DecodeStep, OverlapMeter
+from runtime.parking import HostCopy
 from runtime.prefix_tree import Row, StaleEncoding
 from runtime.tracing import TIMELINE
 from runtime.update import Steps, Updater
@@ -88,7 +91,8 @@ class Rollplex:
             self.actor, self.trainer.gradients, self.shape, self.ledger, config.runtime.boundary_budget_bytes
         )
         self.policy_version = 0
-        self.lane = make_lane()
+        self.lane: InlineLane | StreamLane = make_lane(config.runtime.window_sms)
+        self._meter = OverlapMeter()
         self.use_schedule(config.runtime.schedule)
         self._fallback = Fallback(config.runtime.fallback and bool(self.window.schedule.window))
         self._groups: dict[int, GroupWork] = {}
@@ -104,6 +108,8 @@ class Rollplex:
         """Indices of this rank's groups in the order in which the last update added their gradients."""
         self._batch_ended = False
         self._engine: RolloutEngine | None = None
+        self._kv_lease = 0
+        self._reference_copy: HostCopy | None = None
         self._stats: dict[str, float] = {}
         self._account_fixed_buffers()
         if config.rl.kl_coef > 0:
@@ -146,8 +152,23 @@ class Rollplex:
                     prefills=self.updater.prefills, share=self.trainer.stage != 3,
                 )  # fmt: skip
                 self._engine.publish(self.policy_version)
-            self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
+            self._kv_lease = self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
         return self._engine
+
+    def _wake(self) -> None:
+        """Have the KV cache in HBM."""
+        if self.engine.asleep:
+            with tracing.span("wake"):
+                self.engine.wake()
+            self._kv_lease = self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
+
+    def _sleep(self) -> None:
+        """Drop the KV cache until the next rollout, if nothing decodes."""
+        if self._engine is None or self._engine.has_unfinished() or self._engine.asleep:
+            return
+        with tracing.span("sleep"):
+            if self._engine.sleep():
+                self.ledger.release(self._kv_lease)
 
     def _max_videos(self) -> int:
         """Most videos that a prompt can hold."""
@@ -167,14 +188,26 @@ class Rollplex:
         master = getattr(optimizer, "single_partition_of_fp32_groups", None) or []
         masters = sum(_bytes(tensor) for tensor in master)
         moments = 2 * masters if master else 2 * 4 * self.shape.trainable // self.world_size
-        self.ledger.lease("optimizer", masters + moments)
+        self._optimizer_bytes = masters + moments
+        if not self.trainer.offloads:
+            self.ledger.lease("optimizer", self._optimizer_bytes)
 
     def use_schedule(self, name: str) -> None:
         """Follow another schedule from the next step on; only between steps."""
         schedule, config = SCHEDULES[name], self.config
         chain = config.agent.context == "history"
-        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
-        self.window = Window(schedule, config.runtime.backlog, self.lane)
+        self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, chain)
+        self.window = Window(schedule, config.runtime.backlog, self.lane, self._meter)
+
+    def use_window_sms(self, sms: int) -> None:
+        """Give window work so many multiprocessors of its own (0: none) from the next step on; only between steps."""
+        self.lane.join()
+        self.lane = self.window.lane = make_lane(sms)
+
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Train and score with other kernels from the next step on; only between steps."""
+        for model in filter(None, (self.actor, self.updater.reference)):
+            model.use_kernels(kernels)
 
     # --- rollout -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +225,7 @@ class Rollplex:
             assert len(work.prompts[key.rollout]) == key.turn, f"{key} was submitted out of order"
             if self.reuse_prefill and (key.turn == 0 or not self.packing.chain):
                 self.updater.prefills.want(key, prompt)
+        self._wake()
         self.engine.submit(key, prompt, sampling, self._features(prompt))
         if train:
             self._open.add(key)
@@ -213,13 +247,15 @@ class Rollplex:
         With nothing to decode it does window work alone, while simulators step.
         """
         if self._engine is None or not self._engine.has_unfinished():
-            self.window.pump(decoding=False)
+            self.window.pump()
             return []
-        with tracing.span("together"):
-            with tracing.span("decode"), self.lane.decode():
-                ended = self._engine.step()
-            self._offer_prefilled(key for key, _ in ended)
-            self.window.pump(decoding=True)
+        running, waiting = self._engine.load()
+        clean, start = not self.lane.outstanding(), time.perf_counter()
+        with tracing.span("decode"), self.lane.decode():
+            ended = self._engine.step()
+        step = DecodeStep(time.perf_counter() - start, running, waiting > 0, clean)
+        self._offer_prefilled(key for key, _ in ended)
+        self.window.pump(step)
         for key, response in ended:
             if key in self._open:
                 self._open.remove(key)
@@ -312,6 +348,7 @@ class Rollplex:
                 groups that the window has not begun are added in index order otherwise.
         """
         with tracing.span("score"):
+            self._sleep()
             self.ledger.enter("score")
             self.window.finish()
             for item in self._registered:
@@ -330,7 +367,7 @@ class Rollplex:
         self._prefilling.clear()
         self._registered.clear()
         self._batch_ended = True
-        self.ledger.check_integrity(empty=("boundaries", "logits"))
+        self.ledger.check_integrity(empty=("boundaries", "activations", "logits"))
         self.lane.join()
 
     def update(self, lr: float, order: Sequence[int] = ()) -> None:
@@ -355,7 +392,7 @@ class Rollplex:
         denominator = sums.get("denominator", 0.0)
         if not denominator:
             raise ValueError("update() without a group: call train_on first")
-        with tracing.span("optimizer"), self._scattered():
+        with tracing.span("optimizer"), self._scattered(), self._optimizer_room():
             grad_norm = self.trainer.step(lr, denominator)
         with tracing.span("publish"):
             self._publish()
@@ -371,6 +408,17 @@ class Rollplex:
             yield
         finally:
             self._gathered.enter_context(self.trainer.gathered())
+
+    @contextmanager
+    def _optimizer_room(self) -> Iterator[None]:
+        """Inside, HBM has room for the optimizer's states where they are offloaded otherwise."""
+        with ExitStack() as stack:
+            if self.trainer.offloads:
+                stack.enter_context(self.ledger.hold("optimizer", self._optimizer_bytes))
+                if self._reference_copy is not None:
+                    stack.enter_context(self._reference_copy.parked())
+                torch.cuda.empty_cache()
+            yield
 
     def _publish(self) -> None:
         """Make the present weights a new version: encodings and caches of the old one are refused or dropped."""
@@ -390,6 +438,7 @@ class Rollplex:
         if self.updater.reference is None:
             self.ledger.lease("reference", sum(_bytes(parameter) for parameter in frozen.parameters()))
         self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature, self.vision)
+        self._reference_copy = HostCopy(frozen) if self.trainer.offloads else None
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -422,15 +471,14 @@ class Rollplex:
         times = TIMELINE.reset()
         window = self.window.reset()
         times |= {f"job_{kind}": window.of(kind) for kind in JOB_KINDS}
-        efficiency = window.overlap_efficiency(times.get("decode", 0.0), times.pop("together", 0.0))
-        if self.window.schedule.window and self._fallback.loses(efficiency):
-            logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", efficiency)
+        if self.window.schedule.window and self._fallback.loses(window.overlap_efficiency):
+            logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", window.overlap_efficiency)
             self.use_schedule("serial")
         return {f"time/{name}_s": seconds for name, seconds in times.items()} | {
             "window/jobs": float(window.jobs),
-            "window/hidden_s": window.at("beside", "idle"),
+            "window/hidden_s": window.at("beside", "prefill", "idle"),
             "window/spill_s": window.at("after"),
-            "window/overlap_efficiency": efficiency,
+            "window/overlap_efficiency": window.overlap_efficiency,
             "window/fallback": float(self._fallback.enabled and not self.window.schedule.window),
         }
 
@@ -470,6 +518,8 @@ class Rollplex:
             self.start_rl()
             assert self.updater.reference is not None
             self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))
+            if self._reference_copy is not None:
+                self._reference_copy.refresh()
         self.policy_version = self.actor.version = state["policy_version"]
         self.updater.prefills.drop()
         if self._engine is not None:

@@ -32,6 +32,9 @@ from runtime.work import GroupWork, ResponseRow, Unit
 
 Steps = Generator[None, None, None]
 
+GRAPHS_AHEAD = 4
+"""A row encoded ahead keeps its graph where the free budget holds so many of its size: later rows need room too."""
+
 
 class Updater:
     """Runs units against the actor and the reference, and sums gradients and metrics.
@@ -82,26 +85,37 @@ class Updater:
 
     def _affordable(self, model: SplitVLM, row: Row) -> Keep | None:
         """The most that an encoding may keep until it is used; None where not even its boundary fits the budget."""
-        free = self.budget - self.ledger.used.get("boundaries", 0)
-        if self.shape.boundary_bytes(row.num_tokens) > free:
+        if self.shape.boundary_bytes(row.num_tokens) > self._free():
             return None
         if model is not self.actor:
             return "nothing"
-        return "graph" if self.shape.graph_bytes(row.num_tokens) <= free else "inputs"
+        return "graph" if self.shape.graph_bytes(row.num_tokens) <= self._free() // GRAPHS_AHEAD else "inputs"
+
+    def _free(self) -> int:
+        return self.budget - self.ledger.used.get("boundaries", 0)
 
     def _reference(self) -> SplitVLM:
         assert self.reference is not None, "a loss wants a reference, and rl.kl_coef loaded none"
         return self.reference
 
-    def _encoding(self, model: SplitVLM, row: Row, keep: Keep) -> Generator[None, None, Encoding]:
-        """A row's encoding: the one that is kept, or a new one, which is kept until it is dropped."""
+    def _encoding(self, model: SplitVLM, row: Row, keep: Keep, *, now: bool = False) -> Generator[None, None, Encoding]:
+        """A row's encoding: the one that is kept, or a new one, which is kept until it is dropped.
+
+        Args:
+            now: its backward comes next, so that what is free of the budget may hold the graphs of its last layers.
+        """
         kept = self._encodings[model]
         if row not in kept and model is self.actor and (prefill := self.prefills.take(row)):
             yield from self._reuse(row, prefill)
         if row not in kept:
-            encoding = yield from encode(model, row, [kept[other] for other in row.context], keep=keep)
-            size = self.shape.graph_bytes if keep == "graph" else self.shape.boundary_bytes
-            self._leases[encoding] = self.ledger.lease("boundaries", size(row.num_tokens))
+            layers = self.shape.layers if keep == "graph" else 0
+            if keep == "inputs" and now:
+                room = self._free() - self.shape.boundary_bytes(row.num_tokens)
+                layers = max(0, min(room // max(1, self.shape.layer_graph_bytes(row.num_tokens)), self.shape.layers))
+            context = [kept[other] for other in row.context]
+            encoding = yield from encode(model, row, context, keep=keep, graph_layers=layers)
+            buffer = "activations" if now and keep == "graph" else "boundaries"
+            self._leases[encoding] = self.ledger.lease(buffer, self.shape.graph_bytes(row.num_tokens, layers))
             self.sums["tokens/computed"] += row.num_tokens
             kept[row] = encoding
         return kept[row]
@@ -151,9 +165,9 @@ class Updater:
         for unit in tree:
             if loss.needs_reference and not unit.scored:
                 yield from self.score_reference(work, unit)
-            yield from self._encoding(self.actor, unit.prompts, "inputs")
+            yield from self._encoding(self.actor, unit.prompts, "inputs", now=True)
             for item in unit.responses:
-                yield from self._encoding(self.actor, item.row, "graph")
+                yield from self._encoding(self.actor, item.row, "graph", now=True)
                 self._differentiate_loss(item, loss)
                 if not work.packing.chain:  # nothing attends to it
                     yield from self._backward(item.row)
@@ -171,7 +185,7 @@ class Updater:
     def _differentiate_loss(self, item: ResponseRow, loss: GroupLoss) -> None:
         """The loss of one row of responses, and its gradient on the hidden states that it was read from."""
         encoding, context = self._encodings[self.actor][item.row], self._context(self.actor, item.row)
-        with self.ledger.hold("logits", 4 * self.shape.vocabulary * len(item.row.targets())):
+        with self.ledger.hold("logits", self.shape.logits_bytes(len(item.row.targets()))):
             scores = score(self.actor, encoding, context)
             tokens = self._token_batch(item, scores.logprobs, loss)
             value, metrics = loss.fn(tokens)

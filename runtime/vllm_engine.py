@@ -79,6 +79,7 @@ class RolloutEngine:
             )
         self.vocabulary = vocabulary
         self.policy_version = 0
+        self.asleep = False
         self.prefills = prefills
         self._hooks: PrefillHooks | None = None
         self.binding: Binding
@@ -217,6 +218,11 @@ class RolloutEngine:
     def has_unfinished(self) -> bool:
         return self.llm.llm_engine.has_unfinished_requests()
 
+    def load(self) -> tuple[int, int]:
+        """Responses under way, and those whose prompt waits for its prefill (counts)."""
+        counts: tuple[int, int] = self.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts()
+        return counts
+
     def step(self) -> list[tuple[TurnKey, Response]]:
         """One decode step; the responses that ended in it, by key."""
         ended = [output for output in self.llm.llm_engine.step() if output.finished]
@@ -246,6 +252,20 @@ class RolloutEngine:
             raise StaleCache(
                 f"the weights were to change while responses of version {self.policy_version} still decode"
             )
+
+    def sleep(self) -> bool:
+        """Give the KV cache's memory back until `wake`; the CUDA graphs stay valid. False where there is no GPU."""
+        if torch.cuda.is_available() and not self.asleep:
+            self.check_idle()
+            self.llm.sleep(level=1)
+            self.asleep = True
+        return self.asleep
+
+    def wake(self) -> None:
+        """Take the KV cache's memory again, empty."""
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = False
 
     def publish(self, policy_version: int) -> None:
         """Make the trainer's present weights the ones that responses are sampled from.

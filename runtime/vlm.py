@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from data.types import Media, Vocabulary
+from runtime.kernels import BranchMask, Kernels, best_kernels, use_kernels
 from runtime.vision import VisionCache
 
 KeyValue = tuple[Tensor, Tensor]
@@ -75,6 +76,18 @@ class SplitVLM:
         self.embed_parameters = _trainable([self.text.embed_tokens, self.tower])
         self.layer_parameters = [_trainable([layer]) for layer in self.text.layers]
         self.head_parameters = _trainable([self.text.norm, self.head])
+        self.kernels: Kernels = use_kernels(model, best_kernels())
+
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Run the layers with other kernels from now on; the function that they compute is the same."""
+        self.kernels = use_kernels(self.model, kernels)
+
+    def attention_mask(self, mask: BranchMask | None) -> Any:
+        """A row's mask in the form that the kernels take."""
+        if mask is None:
+            return None
+        mask = mask.to(self.device)
+        return mask.blocks() if self.kernels == "fused" else mask.dense()
 
     def embed(
         self, token_ids: Int[Tensor, " token"], media: Sequence[Media], offsets: Sequence[int]
@@ -101,14 +114,14 @@ class SplitVLM:
         return Rotary(*self.text.rotary_emb(like, positions[:, None].to(self.device)))
 
     def layer(
-        self, index: int, hidden: Tensor, rotary: Rotary, context: KeyValue | None, mask: Tensor | None
+        self, index: int, hidden: Tensor, rotary: Rotary, context: KeyValue | None, mask: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run one decoder layer; returns its output and the keys and values of the row's own tokens.
 
         Args:
             hidden: (1, token, hidden).
             context: the ancestors' keys and values, before the row's own.
-            mask: True where a token (row) attends to a key (column: context, then own); None is plain causal.
+            mask: what `attention_mask` made: who attends to which key (context, then own); None is plain causal.
         """
         cache = _LayerCache(context)
         output = self.text.layers[index](
@@ -126,7 +139,8 @@ class SplitVLM:
         normed = layer.input_layernorm(hidden)
         projections = (layer.self_attn.k_proj(normed), layer.self_attn.v_proj(normed))
         keys, values = (x.unflatten(2, (-1, layer.self_attn.head_dim)).transpose(1, 2) for x in projections)
-        return apply_rotary_pos_emb(keys[:, :0], keys, *rotary)[1], values
+        # Fused kernels rotate in place, and want heads of queries too.
+        return apply_rotary_pos_emb(keys.clone(), keys, *rotary)[1], values
 
     def logprobs(
         self, hidden: Float[Tensor, "target hidden"], targets: Int[Tensor, " target"]

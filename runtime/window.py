@@ -7,13 +7,15 @@ decides with plain Python.
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from runtime import tracing
+from runtime.overlap import DecodeStep, OverlapMeter
 
 JobKind = Literal["actor_prefix", "actor_response", "reference_prefix", "reference_score", "train"]
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
@@ -51,8 +53,15 @@ class Job:
 class Lane(Protocol):
     """Where jobs run: it takes quanta, and says how many are under way and what they took."""
 
-    def work(self, name: str) -> AbstractContextManager[None]:
-        """Context in which a quantum is handed out; its time is added to `name`."""
+    concurrent: bool
+    """Whether work runs at the same time as decode, rather than between its steps."""
+
+    def work(self, name: str, *, alone: bool = False) -> AbstractContextManager[None]:
+        """Context in which a quantum is handed out; its time is added to `name`.
+
+        Args:
+            alone: the device decodes nothing until it is done (the host does not wait).
+        """
         ...
 
     def outstanding(self) -> int:
@@ -64,6 +73,10 @@ class Lane(Protocol):
         ...
 
 
+CLEAN_EVERY = 32
+"""Decode steps after which none is handed out work until one ran alone, to know what it takes (count)."""
+
+
 @dataclass(frozen=True)
 class WindowStats:
     """What one optimizer step's window did."""
@@ -71,7 +84,10 @@ class WindowStats:
     jobs: int
     """Jobs that ended inside the window (count)."""
     seconds: dict[str, float]
-    """Job time by `place/kind` (s); the places are `beside` decode steps, `idle` while nothing decodes, `after`."""
+    """Job time by `place/kind` (s); the places are `beside` decode steps, beside `prefill`, `idle` while nothing
+    decodes, `alone` while decode was held back to time a quantum, and `after`."""
+    overlap_efficiency: float
+    """(Decode alone + jobs alone) / together: above 1 where overlap gains, at most 2."""
 
     def at(self, *places: str) -> float:
         """Job time in these places (s)."""
@@ -80,15 +96,6 @@ class WindowStats:
     def of(self, kind: JobKind) -> float:
         """Job time of a kind, wherever it ran (s)."""
         return sum(value for name, value in self.seconds.items() if name.partition("/")[2] == kind)
-
-    def overlap_efficiency(self, decode_s: float, together_s: float) -> float:
-        """(Decode alone + jobs alone) / together: above 1 where overlap gains, at most 2.
-
-        Args:
-            decode_s: time of the decode steps (s).
-            together_s: wall time of the decode steps and of the quanta between them (s).
-        """
-        return (decode_s + self.at("beside")) / together_s if together_s else 1.0
 
 
 @dataclass
@@ -102,8 +109,11 @@ class Window:
     backlog: int
     """Most quanta handed out between two decode steps, and most under way (count)."""
     lane: Lane
+    meter: OverlapMeter = field(default_factory=OverlapMeter)
     _jobs: int = 0
     _queue: deque[Job] = field(default_factory=deque)
+    _counts: Counter[str] = field(default_factory=Counter)
+    """Quanta by `place/kind`."""
 
     def admits(self, kind: JobKind) -> bool:
         """Whether jobs of this kind may run before decoding is over."""
@@ -113,24 +123,38 @@ class Window:
         assert self.admits(job.kind), f"{job.kind} may not run in this window"
         self._queue.append(job)
 
-    def pump(self, *, decoding: bool) -> None:
-        """Advance the queue by at most `backlog` quanta, between decode steps or while nothing decodes; never waits."""
-        for _ in range(self.backlog):
-            if not self._queue or self.lane.outstanding() >= self.backlog:
-                break
-            self._jobs += self._advance("beside" if decoding else "idle")
+    def pump(self, step: DecodeStep | None = None) -> None:
+        """Advance the queue by at most `backlog` quanta, after a decode step or while nothing decodes; never waits."""
+        start, before = time.perf_counter(), self._counts.total()
+        if step is None or self.meter.since_clean < CLEAN_EVERY:
+            place = "idle" if step is None else "prefill" if step.prefill else "beside"
+            for _ in range(self.backlog):
+                if not self._queue or self.lane.outstanding() >= self.backlog:
+                    break
+                self._jobs += self._advance(place)
+        if step is not None:
+            self.meter.add(step, self._counts.total() - before, time.perf_counter() - start)
 
     def _advance(self, place: str) -> bool:
         """Hand out one quantum of the job in front; True where that was its last."""
         job = self._queue[0]
+        alone = place in ("beside", "prefill") and self._wants_sample(job)
+        name = f"{'alone' if alone else place}/{job.kind}"
+        self._counts[name] += 1
         job.started = True
-        with tracing.span(f"job_{job.kind}", lane=job.kind), self.lane.work(f"{place}/{job.kind}"):
+        with tracing.span(f"job_{job.kind}", lane=job.kind), self.lane.work(name, alone=alone):
             try:
                 next(job.steps)
             except StopIteration:
                 self._queue.popleft()
                 return True
         return False
+
+    def _wants_sample(self, job: Job) -> bool:
+        """Whether to time this quantum alone: the second of the first job of its kind (the first is an embedding)."""
+        if not self.lane.concurrent or not job.started:
+            return False
+        return not any(self._counts[f"{place}/{job.kind}"] for place in ("alone", "idle", "after"))
 
     def finish(self) -> None:
         """End the window: finish the job under way and registered training, and drop the rest.
@@ -143,14 +167,17 @@ class Window:
 
     def run(self, job: Job) -> None:
         """Run work to its end, after the window."""
-        with tracing.span(f"job_{job.kind}", lane=job.kind), self.lane.work(f"after/{job.kind}"):
-            for _ in job.steps:
-                pass
+        self._queue.append(job)
+        while self._queue:
+            self._advance("after")
 
     def reset(self) -> WindowStats:
         """Begin a new step; returns the last one's statistics."""
         jobs, self._jobs = self._jobs, 0
-        return WindowStats(jobs, self.lane.seconds())
+        counts, self._counts = self._counts, Counter()
+        seconds = self.lane.seconds()
+        efficiency = self.meter.efficiency(seconds, counts, concurrent=self.lane.concurrent)
+        return WindowStats(jobs, seconds, efficiency)
 
 
 @dataclass

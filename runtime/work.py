@@ -62,14 +62,9 @@ class Packing:
     share: bool
     """Equal prompts of a group are one segment."""
     microbatch_tokens: int
-    max_response_tokens: int
+    """Most tokens in a row; a longer segment has a row of its own."""
     chain: bool = False
     """A turn's prompt continues the one before it and its response; otherwise every turn is a tree of its own."""
-
-    @property
-    def responses_per_row(self) -> int:
-        """Responses that fit a row whatever their length: rows must not depend on what was sampled."""
-        return max(1, self.microbatch_tokens // self.max_response_tokens)
 
 
 class GroupWork:
@@ -165,14 +160,22 @@ class GroupWork:
         return self._rows[-1]
 
     def _compose_responses(self, unit: Unit, responses: dict[int, Response]) -> None:
-        """Pack the unit's responses, in rollout order."""
-        rollouts = sorted(unit.segment_of)
-        for start in range(0, len(rollouts), self.packing.responses_per_row):
-            chosen = rollouts[start : start + self.packing.responses_per_row]
-            answers = [responses[rollout] for rollout in chosen]
-            segments = [self._response_segment(unit, rollout, responses[rollout]) for rollout in chosen]
-            unit.responses.append(ResponseRow(self._row(tuple(segments)), chosen, unit.turn, answers))
-            self._leaf_of |= dict(zip(chosen, segments, strict=True))
+        """Pack the unit's responses in rollout order, as many a row as fit."""
+        chosen: dict[int, Segment] = {}
+        used = 0
+        for rollout in sorted(unit.segment_of):
+            segment = self._response_segment(unit, rollout, responses[rollout])
+            if chosen and used + len(segment.token_ids) > self.packing.microbatch_tokens:
+                self._response_row(unit, chosen, responses)
+                chosen, used = {}, 0
+            chosen[rollout] = segment
+            used += len(segment.token_ids)
+        self._response_row(unit, chosen, responses)
+
+    def _response_row(self, unit: Unit, chosen: dict[int, Segment], responses: dict[int, Response]) -> None:
+        row = self._row(tuple(chosen.values()))
+        unit.responses.append(ResponseRow(row, list(chosen), unit.turn, [responses[rollout] for rollout in chosen]))
+        self._leaf_of |= chosen
 
     def _response_segment(self, unit: Unit, rollout: int, response: Response) -> Segment:
         # Nothing attends to the last token of a leaf.

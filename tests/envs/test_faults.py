@@ -54,7 +54,8 @@ def undisturbed(seeds: list[int]) -> list[list[Record]]:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("fault", ["segfault", "die", "exit", "raise", "hang", "hang-in-c"])
 def test_a_fault_changes_no_record(fault: str, workers: int, tmp_path: Path) -> None:
-    config = counting(num_envs=3, workers=workers, step_timeout_s=0.5, fault=fault, marks=str(tmp_path))
+    # Long enough that a loaded machine restarts nothing by itself; only a hang is ever waited for.
+    config = counting(num_envs=3, workers=workers, step_timeout_s=4.0, fault=fault, marks=str(tmp_path))
     with EnvPool(config) as pool:
         records = play(pool, [5, 6, 7])
         assert (pool.num_restarts, pool.num_lost) == (1, 0)

@@ -28,8 +28,9 @@ def test_plan_counts_bytes_by_hand() -> None:
         "optimizer": 12 * 800,
         "boundaries": 777,
         "vision_features": 256 << 20,
-        # 32 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 14 hiddens, 4 intermediates and keys and values
-        "activations": 32 * 2 * 2 * (4 + 8) + 32 * 2 * 2 * (14 * 8 + 4 * 16 + 4),
+        # A row of 16 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 14 hiddens, 4 intermediates and keys and values;
+        # and one layer's graph of the longest prompt.
+        "activations": 16 * 2 * 2 * (4 + 8) + 16 * 2 * 2 * (14 * 8 + 4 * 16 + 4) + 1016 * 2 * (14 * 8 + 4 * 16 + 4),
         "logits": 4 * 4 * 16 * 32,
     }
 
@@ -42,9 +43,17 @@ def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:
     assert sizes(stage0, world_size=2)["optimizer"] == 12 * 800
 
 
+def test_what_is_offloaded_is_in_hbm_for_the_update_alone() -> None:
+    config = RunConfig(rl=RLConfig(kl_coef=0.1), runtime=RuntimeConfig(offload_optimizer=True))
+    places = {buffer.name: list(buffer.residency.values()) for buffer in plan(config, SHAPE).buffers}
+    assert places["optimizer"] == ["HOST", "HOST", "HOST", "HBM"]
+    assert places["reference"] == ["HBM", "HBM", "HBM", "HOST"]
+    assert plan(config, SHAPE).peak("update") == (256 << 20) + 2000 + 4 * 800 + 12 * 800
+
+
 def test_boundaries_live_from_the_rollout_on_only_where_they_are_computed_early() -> None:
     for schedule, reuse_prefill, phases in (
-        ("serial", False, "train"),
+        ("serial", False, "score train"),
         ("serial", True, "rollout score train"),
         ("overlapped", False, "rollout score train"),
     ):
@@ -76,10 +85,10 @@ def test_table_and_json_say_the_same() -> None:
     result = plan(RunConfig(), SHAPE)
     table = result.table().splitlines()
     assert table[0].split() == ["buffer", "size", "rollout", "score", "train", "update"]
-    assert table[2].split() == ["kv_cache", "64.0", "MiB", "HBM", "HBM", "HBM", "HBM"]
+    assert table[2].split() == ["kv_cache", "64.0", "MiB", "HBM", "DISCARDED", "DISCARDED", "DISCARDED"]
     values = json.loads(result.to_json())
     assert values["buffers"]["kv_cache"]["bytes"] == 64 << 20
-    assert values["peak_bytes"]["update"] == (64 << 20) + (256 << 20) + 2000 + 4 * 800 + 12 * 800
+    assert values["peak_bytes"]["update"] == (256 << 20) + 2000 + 4 * 800 + 12 * 800
 
 
 def test_ledger_returns_what_it_takes_and_remembers_peaks() -> None:

@@ -28,11 +28,11 @@ def test_mask_admits_the_same_branch_and_nothing_later() -> None:
     leaves = Row((segment(2, first, (1, 2, 3)), segment(1, second, (1,))), (roots,))
     mask = roots.mask()
     assert mask is not None
-    assert mask[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert mask.dense()[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     mask = leaves.mask()
     assert mask is not None
     # Columns: the two tokens of `first`, the one of `second`, then the row's own three.
-    assert mask[0, 0].int().tolist() == [[1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 1, 0, 0, 1]]
+    assert mask.dense()[0, 0].int().tolist() == [[1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 1, 0, 0, 1]]
 
 
 def test_mask_of_a_chain_reaches_grandparents_but_not_siblings() -> None:
@@ -42,7 +42,7 @@ def test_mask_of_a_chain_reaches_grandparents_but_not_siblings() -> None:
     leaf = Row((segment(1, right, (5,)),), (*middle.context, middle))
     mask = leaf.mask()
     assert mask is not None
-    assert mask[0, 0].int().tolist() == [[1, 0, 1, 1]]
+    assert mask.dense()[0, 0].int().tolist() == [[1, 0, 1, 1]]
 
 
 def test_one_segment_without_ancestors_is_plain_causal() -> None:

@@ -79,7 +79,7 @@ def test_gradients_of_random_trees_equal_the_naive_ones(
     parameters = dict(model.named_parameters())
     buffer = GradientBuffer(list(parameters.values()))
     updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), budget)
-    work = GroupWork.of(group, Packing(share, microbatch_tokens, 5, chain))
+    work = GroupWork.of(group, Packing(share, microbatch_tokens, chain))
     if ahead:
         for unit in work.units:
             list(updater.encode_early(unit.rows if chain else [unit.prompts]))

@@ -192,6 +192,7 @@ class ReplayEngine:
 
     def __init__(self, responses: dict[TurnKey, Response]) -> None:
         self.responses = responses
+        self.asleep = False
         self.left: dict[TurnKey, int] = {}
 
     def submit(self, key: TurnKey, prompt: Prompt, sampling: Sampling, features: Any) -> None:
@@ -207,8 +208,14 @@ class ReplayEngine:
             del self.left[key]
         return [(key, self.responses[key]) for key in ended]
 
+    def load(self) -> tuple[int, int]:
+        return len(self.left), 0
+
     def check_idle(self) -> None:
         assert not self.left
+
+    def sleep(self) -> bool:
+        return False
 
     def publish(self, policy_version: int) -> None:
         pass

@@ -80,7 +80,7 @@ def tree_gradients(
     buffer = GradientBuffer(list(parameters.values()))
     updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), budget)
     updater.reference = SplitVLM(reference, vocabulary)
-    packing = Packing(share, microbatch_tokens, MAX_TOKENS, chain)
+    packing = Packing(share, microbatch_tokens, chain)
     work = [GroupWork.of(group, packing) for group in groups]
     if ahead:
         for item in work:
@@ -168,7 +168,7 @@ def test_clipped_gradients_of_a_later_epoch_equal_the_naive_ones(model_cache: Pa
     buffer = GradientBuffer(list(parameters.values()))
     updater = Updater(SplitVLM(model, vocabulary), buffer, SHAPE, Ledger(), 1 << 40)
     for group in groups:
-        work = GroupWork.of(group, Packing(True, 64, MAX_TOKENS, chain))
+        work = GroupWork.of(group, Packing(True, 64, chain))
         for unit in work.units:
             for item in unit.responses:
                 prompts = [unit.prompt_of[rollout] for rollout in item.rollouts]

@@ -5,19 +5,25 @@ from contextlib import contextmanager
 
 import pytest
 
-from runtime.window import SCHEDULES, Fallback, Job, JobKind, Window, WindowStats
+from runtime.overlap import DecodeStep
+from runtime.window import CLEAN_EVERY, SCHEDULES, Fallback, Job, JobKind, Window
+
+STEP = DecodeStep(seconds=0.1, running=4, prefill=False, clean=True)
 
 
 class FakeLane:
     """A device on which every quantum takes a second, done when the test says so."""
 
     def __init__(self) -> None:
+        self.concurrent = False
+        self.held_decode = 0
         self.under_way = 0
         self.done_at_once = True
         self.times: dict[str, float] = {}
 
     @contextmanager
-    def work(self, name: str) -> Iterator[None]:
+    def work(self, name: str, *, alone: bool = False) -> Iterator[None]:
+        self.held_decode += alone
         yield
         self.times[name] = self.times.get(name, 0.0) + 1.0
         self.under_way += not self.done_at_once
@@ -48,11 +54,11 @@ def test_pump_hands_out_at_most_backlog_quanta_in_order() -> None:
     queue, _, log = window(backlog=2)
     queue.add(job(log, "a", 3))
     queue.add(job(log, "b", 1))
-    queue.pump(decoding=True)
+    queue.pump(STEP)
     assert log == ["a0", "a1"]
-    queue.pump(decoding=True)  # the third quantum, and the one in which the generator ends
+    queue.pump(STEP)  # the third quantum, and the one in which the generator ends
     assert log == ["a0", "a1", "a2"]
-    queue.pump(decoding=False)
+    queue.pump()
     assert log == ["a0", "a1", "a2", "b0"]
     stats = queue.reset()
     assert stats.jobs == 2
@@ -64,11 +70,11 @@ def test_pump_hands_out_nothing_while_the_device_is_behind() -> None:
     queue, lane, log = window(backlog=2)
     lane.done_at_once = False
     queue.add(job(log, "a", 9))
-    queue.pump(decoding=True)
-    queue.pump(decoding=True)
+    queue.pump(STEP)
+    queue.pump(STEP)
     assert log == ["a0", "a1"]
     lane.under_way = 1
-    queue.pump(decoding=True)
+    queue.pump(STEP)
     assert log == ["a0", "a1", "a2"]
 
 
@@ -76,7 +82,7 @@ def test_finish_ends_the_started_job_and_drops_the_rest() -> None:
     queue, _, log = window(backlog=1)
     for name in "abc":
         queue.add(job(log, name, 2))
-    queue.pump(decoding=True)
+    queue.pump(STEP)
     queue.finish()
     assert log == ["a0", "a1"]
     stats = queue.reset()
@@ -96,7 +102,7 @@ def test_run_is_after_the_window() -> None:
     queue, _, log = window("serial")
     queue.run(job(log, "a", 3, "train"))
     assert log == ["a0", "a1", "a2"]
-    assert queue.reset().seconds == {"after/train": 1.0}
+    assert queue.reset().seconds == {"after/train": 4.0}  # the generator ends in a quantum of its own
 
 
 @pytest.mark.parametrize(
@@ -121,11 +127,39 @@ def test_a_job_the_schedule_does_not_admit_is_our_bug() -> None:
         queue.add(job(log, "a", 1))
 
 
-def test_overlap_efficiency_is_alone_over_together() -> None:
-    stats = WindowStats(jobs=1, seconds={"beside/train": 1.0, "idle/train": 7.0})
-    # 3 s of decoding and 1 s of jobs beside it, done in 2.5 s of wall time.
-    assert stats.overlap_efficiency(decode_s=3.0, together_s=2.5) == 1.6
-    assert stats.overlap_efficiency(0.0, 0.0) == 1.0
+def test_the_place_of_a_quantum_tells_decode_from_prefill() -> None:
+    queue, _, log = window(backlog=1)
+    queue.add(job(log, "a", 2))
+    queue.pump(STEP._replace(prefill=True))
+    queue.pump(STEP)
+    stats = queue.reset()
+    assert stats.seconds == {"prefill/actor_prefix": 1.0, "beside/actor_prefix": 1.0}
+
+
+def test_a_concurrent_lane_times_one_quantum_of_each_kind_alone() -> None:
+    queue, lane, log = window(backlog=9)
+    lane.concurrent = True
+    for name in "ab":
+        queue.add(job(log, name, 3))
+    queue.pump(STEP)
+    assert lane.held_decode == 1
+    # The second quantum of the first job; each job's generator ends in a quantum of its own.
+    assert queue.reset().seconds == {"beside/actor_prefix": 7.0, "alone/actor_prefix": 1.0}
+
+
+def test_work_pauses_until_a_decode_step_ran_alone() -> None:
+    queue, lane, log = window(backlog=1)
+    lane.done_at_once = False
+    queue.add(job(log, "a", 99))
+    for _ in range(CLEAN_EVERY):
+        queue.pump(STEP._replace(clean=False))
+        lane.under_way = 0
+    assert len(log) == CLEAN_EVERY
+    queue.pump(STEP._replace(clean=False))
+    assert len(log) == CLEAN_EVERY  # held back
+    queue.pump(STEP)  # what was under way has ended, this step was alone
+    queue.pump(STEP)
+    assert len(log) == CLEAN_EVERY + 1
 
 
 def test_fallback_gives_up_after_three_losing_steps_in_a_row() -> None:

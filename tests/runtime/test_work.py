@@ -38,19 +38,19 @@ def layout(work: GroupWork) -> list[tuple[int, list[int], list[list[int]]]]:
     ]
 
 
-PACKING = Packing(share=True, microbatch_tokens=8, max_response_tokens=4)
-RECORD = [[("a", 3), ("b", 1)], [("a", 2), ("c", 2), ("d", 4)], [("a", 1)]]
+PACKING = Packing(share=True, microbatch_tokens=8)
+RECORD = [[("a", 6), ("b", 1)], [("a", 5), ("c", 2), ("d", 4)], [("a", 1)]]
 
 
 def test_equal_prompts_are_one_segment_and_rows_keep_to_the_limit() -> None:
     work = GroupWork.of(group(RECORD), PACKING)
-    # A response's last token is not fed; two responses fit a row of 8 at 4 tokens each, whatever their lengths.
-    assert layout(work) == [(0, [4], [[2, 1], [0]]), (1, [4, 4], [[0, 1]]), (2, [4], [[3]])]
+    # A response's last token is not fed; 5 and 4 are too many for a row of 8, 4 and 0 are not.
+    assert layout(work) == [(0, [4], [[5], [4, 0]]), (1, [4, 4], [[0, 1]]), (2, [4], [[3]])]
 
 
 def test_unshared_repeats_the_prompt_for_every_response() -> None:
-    work = GroupWork.of(group(RECORD), Packing(share=False, microbatch_tokens=8, max_response_tokens=4))
-    assert layout(work)[:2] == [(0, [4, 4], [[2, 1]]), (0, [4], [[0]])]
+    work = GroupWork.of(group(RECORD), Packing(share=False, microbatch_tokens=8))
+    assert layout(work)[:2] == [(0, [4, 4], [[5], [4]]), (0, [4], [[0]])]
 
 
 def test_a_prompt_longer_than_the_limit_has_a_row_of_its_own() -> None:
