@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+from runtime.tracing import TIMELINE
+
+DEVICE = "device/"
+"""Begins the names of the timeline's lanes whose times are the device's own."""
+
 
 class InlineLane:
     """No second queue: work is done when it has been handed out."""
@@ -54,6 +59,12 @@ class StreamLane:
         self._decode = torch.cuda.Stream(priority=high)
         self._under_way: deque[Any] = deque()
         self._timed: list[tuple[str, Any, Any]] = []
+        self._decoded: list[tuple[Any, Any]] = []
+        self._base = torch.cuda.Event(enable_timing=True)
+        """An event whose host time is known, so that those of other events are."""
+        self._base.record()
+        self._base.synchronize()
+        self._base_s = time.perf_counter()
 
     @contextmanager
     def work(self, name: str) -> Iterator[None]:
@@ -70,7 +81,14 @@ class StreamLane:
     @contextmanager
     def decode(self) -> Iterator[None]:
         with torch.cuda.stream(self._decode):
+            if not TIMELINE.recording:
+                yield
+                return
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
             yield
+            end.record()
+            self._decoded.append((start, end))
 
     def outstanding(self) -> int:
         while self._under_way and self._under_way[0].query():
@@ -89,9 +107,22 @@ class StreamLane:
         totals: dict[str, float] = defaultdict(float)
         for name, start, end in self._timed:
             totals[name] += start.elapsed_time(end) / 1e3
+            self._draw(name.rpartition("/")[2], start, end)
+        for start, end in self._decoded:
+            self._draw("decode", start, end)
         self._timed.clear()
+        self._decoded.clear()
         self._under_way.clear()
         return dict(totals)
+
+    def _draw(self, name: str, start: Any, end: Any) -> None:
+        """Give the timeline a span as the device saw it.
+
+        That of a decode step begins with what the host prepares for it, since its stream is idle then.
+        """
+        if TIMELINE.recording:
+            start_s, end_s = (self._base_s + self._base.elapsed_time(event) / 1e3 for event in (start, end))
+            TIMELINE.draw(DEVICE + name, name, start_s, end_s)
 
 
 def make_lane() -> InlineLane | StreamLane:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import torch
 
@@ -98,9 +99,13 @@ class Rollplex:
         self._train_order: list[int] = []
         self.train_order: tuple[int, ...] = ()
         """Indices of this rank's groups in the order in which the last update added their gradients."""
+        self.reuse_prefill = config.runtime.reuse_prefill
+        """Stand-in until prefill reuse is merged."""
         self._batch_ended = False
         self._engine: RolloutEngine | None = None
         self._stats: dict[str, float] = {}
+        self.job_seconds: dict[str, float] = {}
+        """Job time of the last update by `place/kind`, as in `WindowStats.seconds` (s)."""
         self._account_fixed_buffers()
         if config.rl.kl_coef > 0:
             self.start_rl()
@@ -171,6 +176,12 @@ class Rollplex:
         chain = config.agent.context == "history"
         self.packing = Packing(schedule.share, config.runtime.microbatch_tokens, config.rollout.max_tokens, chain)
         self.window = Window(schedule, config.runtime.backlog, self.lane)
+
+    def use_kernels(self, name: Literal["plain", "fused"]) -> None:
+        """Stand-in until the fused kernels are merged: a CPU has plain ones alone."""
+
+    def use_window_sms(self, count: int) -> None:
+        """Stand-in until the partition of multiprocessors is merged."""
 
     # --- rollout -----------------------------------------------------------------------------------------------------
 
@@ -397,6 +408,7 @@ class Rollplex:
     def _window_stats(self) -> dict[str, float]:
         times = TIMELINE.reset()
         window = self.window.reset()
+        self.job_seconds = window.seconds
         times |= {f"job_{kind}": window.of(kind) for kind in JOB_KINDS}
         efficiency = window.overlap_efficiency(times.get("decode", 0.0), times.pop("together", 0.0))
         if self.window.schedule.window and self._fallback.loses(efficiency):
