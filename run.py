@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -88,6 +89,28 @@ def bench_schedules(config: RunConfig, args: argparse.Namespace) -> None:
     print(json.dumps(result) if args.json else table(result))
 
 
+def bench_device(config: RunConfig, args: argparse.Namespace) -> None:
+    from bench.device import Options, compare, shaped, table
+    from bench.measure import Arm
+
+    options = Options(
+        arms=[Arm.parse(name) for name in args.arms.split(",")],
+        clip=[int(size) for size in args.clip.split("x")],
+        repeats=args.repeats,
+        warmup=args.warmup,
+        unshared_groups=args.unshared_groups,
+        long_tail=args.long_tail,
+        trace=args.trace,
+        command=shlex.join(["run.py", *sys.argv[1:]]),
+        folder=args.out,
+    )
+    config = shaped(
+        config, groups=args.groups, group_size=args.group_size, response=args.response, long_tail=args.long_tail
+    )
+    result = compare(config, options, lambda line: print(line, flush=True))
+    print(json.dumps(result) if args.json else table(result))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -149,6 +172,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     schedules_parser.add_argument("--arms", default=arms, help="schedules, the first to compare with (%(default)s)")
     schedules_parser.add_argument("--clip", default="8x112x112", help="frames x height x width (default: %(default)s)")
     schedules_parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    _add_device_options(_add_command(parts, bench_device, "device", "ways of doing a step on identical work, in full"))
     args, extra = parser.parse_known_args(argv)
     # argparse gives up on positional arguments that come after an option
     if unknown := [word for word in extra if word.startswith("-")]:
@@ -159,6 +183,36 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if args.config is None and not args.compare:
         parser.error("eval needs a CONFIG, or --compare A B")
     return args
+
+
+def _add_device_options(parser: argparse.ArgumentParser) -> None:
+    arms = "unshared,plain,serial,overlapped,streamed,serial+reuse,overlapped+reuse,streamed+reuse"
+    parser.add_argument(
+        "--arms",
+        default=arms,
+        help="schedules with +reuse (prefill once) or +smsN (a partition for the window), and plain, which is unshared "
+        "with plain kernels; the first to compare with (%(default)s)",
+    )
+    parser.add_argument("--groups", type=int, metavar="N", help="groups of a step (default: rl.groups_per_step)")
+    parser.add_argument("--group-size", type=int, metavar="N", help="responses of a group (default: rl.group_size)")
+    parser.add_argument("--clip", default="8x112x112", help="frames x height x width (default: %(default)s)")
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument("--response", type=int, metavar="N", help="tokens of each (default: rollout.max_tokens)")
+    lengths.add_argument("--long-tail", action="store_true", help="64 to 2048 tokens, 256 on average, seeded")
+    parser.add_argument(
+        "--unshared-groups",
+        type=int,
+        metavar="N",
+        help="groups that unshared and plain train on, scaled (default: all)",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="timed steps of an arm (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="untimed steps before them (default: %(default)s)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="PATH", help="write a timeline of an overlapped step, and a picture"
+    )
+    results = Path(__file__).parent / "bench" / "results"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=results, help="of the result (bench/results)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def _add_command(

@@ -177,11 +177,11 @@ class RuntimeConfig:
     """Memory for kept encodings; past it they are recomputed (bytes)."""
     offload_optimizer: bool = False
     """On a GPU, keep optimizer states in HBM only while they are used, and the reference out of it meanwhile."""
-    window_sms: Annotated[int, Field(ge=0)] = 0
-    """Multiprocessors of a GPU set apart for window work; 0 lets a low-priority stream share them all (count)."""
     reuse_prefill: bool = False
     """Take the actor's part of a prompt from vLLM's own prefill instead of computing it a second time; backward
     recomputes its layers. A step is the same up to vLLM's rounding, which depends on what decodes beside it."""
+    window_sms: Annotated[int, Field(ge=0)] = 0
+    """Multiprocessors of a GPU set apart for window work; 0 lets a low-priority stream share them all (count)."""
     vision_cache_bytes: Bytes = 256 << 20
     """Memory for vision features of a frozen tower, each clip's computed once (bytes)."""
     doctor: bool = True

@@ -19,6 +19,9 @@ from torch import Tensor
 
 Kernels = Literal["plain", "fused"]
 
+BLOCK = 128
+"""Tokens in a block of FlexAttention."""
+
 ATTENTION = "rollplex"
 """Name of our attention among those of Hugging Face."""
 
@@ -41,23 +44,38 @@ class BranchMask:
         return seen[None, None]
 
     def blocks(self) -> Any:
-        """The mask as FlexAttention takes it: blocks that hold nothing are never computed."""
+        """The mask as FlexAttention takes it: blocks that hold nothing are never computed.
+
+        Padded as `pad_tokens` pads queries and keys; a padding query sees the first key, so that it has one to see.
+        """
         from torch.nn.attention.flex_attention import create_block_mask
 
-        branch, query_segment, key_segment, key_order = (
-            self.branch,
-            self.query_segment,
-            self.key_segment,
-            self.key_order,
-        )
+        queries, keys = padded_length(len(self.query_segment)), padded_length(len(self.key_segment))
+        segments, key_segments = self.branch.shape
+        branch = F.pad(self.branch, (0, 1, 0, 1))  # the last segment is padding
+        branch[segments, self.key_segment[0]] = True
+        query_segment = F.pad(self.query_segment, (0, queries - len(self.query_segment)), value=segments)
+        key_segment = F.pad(self.key_segment, (0, keys - len(self.key_segment)), value=key_segments)
+        key_order = F.pad(self.key_order, (0, keys - len(self.key_order)), value=-1)
 
         def seen(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return branch[query_segment[query], key_segment[key]] & (key_order[key] <= query)
 
-        return create_block_mask(seen, None, None, len(query_segment), len(key_segment), device=branch.device)
+        return create_block_mask(seen, None, None, queries, keys, device=branch.device)
 
     def to(self, device: torch.device) -> BranchMask:
         return BranchMask(*(tensor.to(device) for tensor in vars(self).values()))
+
+
+def padded_length(tokens: int) -> int:
+    """Length that FlexAttention is given: whole blocks, and more than one, so that it is compiled once for all."""
+    return max(2, -(-tokens // BLOCK)) * BLOCK
+
+
+def pad_tokens(tensor: Tensor) -> Tensor:
+    """Zeros up to the padded length of a (1, head, token, head_dim) tensor."""
+    tokens = tensor.shape[2]
+    return F.pad(tensor, (0, 0, 0, padded_length(tokens) - tokens))
 
 
 def best_kernels() -> Kernels:
@@ -131,7 +149,8 @@ def _attention(
                 query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=True
             )
     else:
-        output = _flex_attention()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+        padded = (pad_tokens(tensor) for tensor in (query, key, value))
+        output = _flex_attention()(*padded, block_mask=mask, scale=scaling, enable_gqa=True)[:, :, : query.shape[2]]
     return output.transpose(1, 2).contiguous(), None
 
 

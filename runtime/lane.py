@@ -16,11 +16,17 @@ from typing import Any
 
 import torch
 
+from runtime.tracing import TIMELINE
+
+DEVICE = "device/"
+"""Begins the names of the timeline's lanes whose times are the device's own."""
+
 
 class InlineLane:
     """No second queue: work is done when it has been handed out."""
 
     concurrent = False
+    sms = 0
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -53,22 +59,37 @@ class StreamLane:
     """A CUDA stream for work beside a high-priority one for decode.
 
     Args:
-        sms: multiprocessors that work has to itself (decode may still use all); 0 shares them at low priority.
+        sms: multiprocessors that work is confined to while responses decode (decode may use all); 0 shares them at low
+            priority.
     """
 
     concurrent = True
 
     def __init__(self, sms: int = 0) -> None:
         low, high = 0, -5
-        self._work = _partition_stream(sms) if sms else torch.cuda.Stream(priority=low)
+        self.sms = sms
+        self._work = torch.cuda.Stream(priority=low)
+        self._beside = _partition_stream(sms) if sms else self._work
+        self._last = self._work
+        """The stream of the two that was used last; the other waits for it."""
         self._decode = torch.cuda.Stream(priority=high)
         self._under_way: deque[Any] = deque()
         self._timed: list[tuple[str, Any, Any]] = []
+        self._decoded: list[tuple[Any, Any]] = []
+        self._base = torch.cuda.Event(enable_timing=True)
+        """An event whose host time is known, so that those of other events are."""
+        self._base.record()
+        self._base.synchronize()
+        self._base_s = time.perf_counter()
 
     @contextmanager
     def work(self, name: str, *, alone: bool = False) -> Iterator[None]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(self._work):
+        stream = self._beside if name.startswith(("beside/", "prefill/", "alone/")) else self._work
+        if stream is not self._last:
+            stream.wait_stream(self._last)
+            self._last = stream
+        with torch.cuda.stream(stream):
             start.record()
             try:
                 yield
@@ -82,7 +103,14 @@ class StreamLane:
     @contextmanager
     def decode(self) -> Iterator[None]:
         with torch.cuda.stream(self._decode):
+            if not TIMELINE.recording:
+                yield
+                return
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
             yield
+            end.record()
+            self._decoded.append((start, end))
 
     def outstanding(self) -> int:
         while self._under_way and self._under_way[0].query():
@@ -91,9 +119,10 @@ class StreamLane:
 
     def join(self) -> None:
         default = torch.cuda.current_stream()
-        for stream in (self._work, self._decode):
+        streams = {self._work, self._beside, self._decode}
+        for stream in streams:
             default.wait_stream(stream)
-        for stream in (self._work, self._decode):
+        for stream in streams:
             stream.wait_stream(default)
 
     def seconds(self) -> dict[str, float]:
@@ -101,9 +130,22 @@ class StreamLane:
         totals: dict[str, float] = defaultdict(float)
         for name, start, end in self._timed:
             totals[name] += start.elapsed_time(end) / 1e3
+            self._draw(name.rpartition("/")[2], start, end)
+        for start, end in self._decoded:
+            self._draw("decode", start, end)
         self._timed.clear()
+        self._decoded.clear()
         self._under_way.clear()
         return dict(totals)
+
+    def _draw(self, name: str, start: Any, end: Any) -> None:
+        """Give the timeline a span as the device saw it.
+
+        That of a decode step begins with what the host prepares for it, since its stream is idle then.
+        """
+        if TIMELINE.recording:
+            start_s, end_s = (self._base_s + self._base.elapsed_time(event) / 1e3 for event in (start, end))
+            TIMELINE.draw(DEVICE + name, name, start_s, end_s)
 
 
 def _partition_stream(sms: int) -> Any:

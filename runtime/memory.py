@@ -20,10 +20,10 @@ Phase = Literal["rollout", "score", "train", "update"]
 PHASES: tuple[Phase, ...] = ("rollout", "score", "train", "update")
 Residency = Literal["HBM", "HOST", "DISCARDED"]
 
-ACTIVATION_HIDDENS = 14
-"""Hidden-sized tensors that one layer's graph keeps per token: inputs of norms, projections and residuals."""
-ACTIVATION_MLPS = 4
-"""Intermediate-sized tensors that one layer's graph keeps per token: gate, its activation, up, their product."""
+ACTIVATION_HIDDENS = 8
+"""Hidden-sized tensors of a layer's graph per token, with fused kernels: norms, query, attention, residuals."""
+ACTIVATION_MLPS = 3
+"""Intermediate-sized tensors of a layer's graph per token, with fused kernels: gate, up, their product."""
 LOGITS_COPIES = 4
 """Float32 logits of a chunk at once: the product, the mask's sum, the softmax and its gradient."""
 LOGITS_CHUNK = 512
@@ -55,6 +55,10 @@ class ModelShape:
     def boundary_bytes(self, tokens: int) -> int:
         """Keys, values and layer inputs of a row (bytes)."""
         return tokens * self.layers * (self.key_value + self.hidden) * self.item_bytes
+
+    def keys_bytes(self, tokens: int) -> int:
+        """Keys and values of a row (bytes)."""
+        return tokens * self.layers * self.key_value * self.item_bytes
 
     def logits_bytes(self, targets: int) -> int:
         """Float32 logits that are held at once for a row of so many targets (bytes)."""

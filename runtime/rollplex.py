@@ -38,6 +38,9 @@ from runtime.work import GroupWork, Packing
 
 logger = logging.getLogger(__name__)
 
+WAKE_MARGIN = 2 << 30
+"""Free device memory, beside the KV cache's, below which PyTorch's idle memory is given back before it (bytes)."""
+
 
 @dataclass(eq=False)
 class _Registered:
@@ -111,6 +114,8 @@ class Rollplex:
         self._kv_lease = 0
         self._reference_copy: HostCopy | None = None
         self._stats: dict[str, float] = {}
+        self.job_seconds: dict[str, float] = {}
+        """Job time of the last update by `place/kind`, as in `WindowStats.seconds` (s)."""
         self._account_fixed_buffers()
         if config.rl.kl_coef > 0:
             self.start_rl()
@@ -159,6 +164,8 @@ class Rollplex:
         """Have the KV cache in HBM."""
         if self.engine.asleep:
             with tracing.span("wake"):
+                if torch.cuda.mem_get_info()[0] < self.config.runtime.kv_cache_bytes + WAKE_MARGIN:
+                    torch.cuda.empty_cache()
                 self.engine.wake()
             self._kv_lease = self.ledger.lease("kv_cache", self.config.runtime.kv_cache_bytes)
 
@@ -201,6 +208,8 @@ class Rollplex:
 
     def use_window_sms(self, sms: int) -> None:
         """Give window work so many multiprocessors of its own (0: none) from the next step on; only between steps."""
+        if sms == self.lane.sms:
+            return
         self.lane.join()
         self.lane = self.window.lane = make_lane(sms)
 
@@ -255,7 +264,7 @@ class Rollplex:
             ended = self._engine.step()
         step = DecodeStep(time.perf_counter() - start, running, waiting > 0, clean)
         self._offer_prefilled(key for key, _ in ended)
-        self.window.pump(step)
+        self.window.pump(step, hold=self.lane.concurrent and self._engine.load()[1] > 0)
         for key, response in ended:
             if key in self._open:
                 self._open.remove(key)
@@ -470,6 +479,7 @@ class Rollplex:
     def _window_stats(self) -> dict[str, float]:
         times = TIMELINE.reset()
         window = self.window.reset()
+        self.job_seconds = window.seconds
         times |= {f"job_{kind}": window.of(kind) for kind in JOB_KINDS}
         if self.window.schedule.window and self._fallback.loses(window.overlap_efficiency):
             logger.warning("overlap does not pay here (efficiency %.2f): serial from now on", window.overlap_efficiency)

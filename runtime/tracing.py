@@ -42,8 +42,12 @@ class Timeline:
     def add(self, name: str, start_s: float, end_s: float, lane: str | None = None) -> None:
         """A span that was timed elsewhere, by `time.perf_counter`."""
         self.seconds[name] = self.seconds.get(name, 0.0) + end_s - start_s
+        self.draw(lane or name, name, start_s, end_s)
+
+    def draw(self, lane: str, name: str, start_s: float, end_s: float) -> None:
+        """A span for the picture alone: its time is counted elsewhere."""
         if self.recording:
-            self._events.append(_Event(lane or name, name, start_s, end_s))
+            self._events.append(_Event(lane, name, start_s, end_s))
 
     def set_busy(self, name: str, busy: bool) -> None:
         """Tell whether something is going on; its span lasts from the first True to the next False."""

@@ -85,10 +85,10 @@ class Updater:
 
     def _affordable(self, model: SplitVLM, row: Row) -> Keep | None:
         """The most that an encoding may keep until it is used; None where not even its boundary fits the budget."""
+        if model is not self.actor:
+            return "nothing" if self.shape.keys_bytes(row.num_tokens) <= self._free() else None
         if self.shape.boundary_bytes(row.num_tokens) > self._free():
             return None
-        if model is not self.actor:
-            return "nothing"
         return "graph" if self.shape.graph_bytes(row.num_tokens) <= self._free() // GRAPHS_AHEAD else "inputs"
 
     def _free(self) -> int:
@@ -115,7 +115,10 @@ class Updater:
             context = [kept[other] for other in row.context]
             encoding = yield from encode(model, row, context, keep=keep, graph_layers=layers)
             buffer = "activations" if now and keep == "graph" else "boundaries"
-            self._leases[encoding] = self.ledger.lease(buffer, self.shape.graph_bytes(row.num_tokens, layers))
+            size = self.shape.graph_bytes(row.num_tokens, layers)
+            if keep == "nothing":
+                size = self.shape.keys_bytes(row.num_tokens)
+            self._leases[encoding] = self.ledger.lease(buffer, size)
             self.sums["tokens/computed"] += row.num_tokens
             kept[row] = encoding
         return kept[row]

@@ -123,10 +123,14 @@ class Window:
         assert self.admits(job.kind), f"{job.kind} may not run in this window"
         self._queue.append(job)
 
-    def pump(self, step: DecodeStep | None = None) -> None:
-        """Advance the queue by at most `backlog` quanta, after a decode step or while nothing decodes; never waits."""
+    def pump(self, step: DecodeStep | None = None, *, hold: bool = False) -> None:
+        """Advance the queue by at most `backlog` quanta, after a decode step or while nothing decodes; never waits.
+
+        Args:
+            hold: hand out nothing, because the next step computes prompts: it leaves no multiprocessor idle.
+        """
         start, before = time.perf_counter(), self._counts.total()
-        if step is None or self.meter.since_clean < CLEAN_EVERY:
+        if not hold and (step is None or self.meter.since_clean < CLEAN_EVERY):
             place = "idle" if step is None else "prefill" if step.prefill else "beside"
             for _ in range(self.backlog):
                 if not self._queue or self.lane.outstanding() >= self.backlog:

@@ -132,20 +132,20 @@ def random_chain_group(
 
 def naive_logprobs(model: Any, vocabulary: Vocabulary, prompt: Prompt, response: Response) -> Tensor:
     """Log-probabilities of one response by one whole Hugging Face forward."""
-    token_ids = torch.tensor([[*prompt.token_ids, *response.token_ids]])
+    token_ids = torch.tensor([[*prompt.token_ids, *response.token_ids]], device=model.device)
     length, start = len(response.token_ids), len(prompt.token_ids)
     after = (prompt.next_position + torch.arange(length))[None].expand(3, -1)
     logits = model(
         input_ids=token_ids,
         attention_mask=torch.ones_like(token_ids),
-        position_ids=torch.cat([prompt.positions, after], dim=1)[:, None],
-        pixel_values_videos=torch.cat([item.pixel_values for item in prompt.media]).to(model.dtype),
-        video_grid_thw=torch.tensor([item.grid_thw for item in prompt.media]),
+        position_ids=torch.cat([prompt.positions, after], dim=1)[:, None].to(model.device),
+        pixel_values_videos=torch.cat([item.pixel_values for item in prompt.media]).to(model.device, model.dtype),
+        video_grid_thw=torch.tensor([item.grid_thw for item in prompt.media], device=model.device),
         use_cache=False,
     ).logits[0]
     logits[:, list(vocabulary.forbidden)] = float("-inf")
     logprobs = logits.log_softmax(dim=-1)[start - 1 : start - 1 + length]
-    return logprobs.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
+    return logprobs.gather(1, torch.tensor(response.token_ids, device=model.device)[:, None])[:, 0]
 
 
 def naive_gradients(

@@ -28,9 +28,9 @@ def test_plan_counts_bytes_by_hand() -> None:
         "optimizer": 12 * 800,
         "boundaries": 777,
         "vision_features": 256 << 20,
-        # A row of 16 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 14 hiddens, 4 intermediates and keys and values;
+        # A row of 16 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 8 hiddens, 3 intermediates and keys and values;
         # and one layer's graph of the longest prompt.
-        "activations": 16 * 2 * 2 * (4 + 8) + 16 * 2 * 2 * (14 * 8 + 4 * 16 + 4) + 1016 * 2 * (14 * 8 + 4 * 16 + 4),
+        "activations": 16 * 2 * 2 * (4 + 8) + 16 * 2 * 2 * (8 * 8 + 3 * 16 + 4) + 1016 * 2 * (8 * 8 + 3 * 16 + 4),
         "logits": 4 * 4 * 16 * 32,
     }
 
