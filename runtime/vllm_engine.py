@@ -198,7 +198,7 @@ class RolloutEngine:
         if features is None:
             pixels = {"pixel_values_videos": torch.cat([item.pixel_values for item in prompt.media])}
         else:
-            pixels = {"video_embeds": torch.cat(list(features)).cpu()}  # vLLM pins it and copies it where it wants it
+            pixels = {"video_embeds": self._on_host(prompt, features)}
         inputs = BatchFeature(
             {
                 **pixels,
@@ -214,6 +214,15 @@ class RolloutEngine:
                 "video": [PlaceholderRange(offset=item.offset, length=item.num_tokens) for item in prompt.media]
             },
         )
+
+    def _on_host(self, prompt: Prompt, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Features where vLLM wants them: it pins them and copies them back when they are needed.
+
+        Those of the last prompt are kept, since the responses of a group are queued one after another.
+        """
+        if self._host_features[0] != prompt.key:
+            self._host_features = (prompt.key, torch.cat(list(features)).cpu())
+        return self._host_features[1]
 
     def has_unfinished(self) -> bool:
         return self.llm.llm_engine.has_unfinished_requests()
@@ -282,6 +291,7 @@ class RolloutEngine:
         if not self.llm.llm_engine.reset_prefix_cache():
             raise StaleCache(f"vLLM did not drop the prefix cache of version {self.policy_version}")
         self.llm.llm_engine.reset_encoder_cache()
+        self._host_features = ("", torch.empty(0))
         self.policy_version = policy_version
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from data.types import Media, Vocabulary
-from runtime.kernels import BranchMask, Kernels, best_kernels, use_kernels
+from runtime.kernels import BranchMask, Kernels, batch_windows, best_kernels, use_kernels
 from runtime.vision import VisionCache
 
 KeyValue = tuple[Tensor, Tensor]
@@ -171,6 +171,8 @@ def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: 
     else:
         model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
     model = model.to(device).eval()  # eval: no dropout; gradients do not depend on it
+    if device.type == "cuda":
+        batch_windows(model.model.visual)
     for parameter in model.model.visual.parameters():
         parameter.requires_grad_(train_tower)
     return model
