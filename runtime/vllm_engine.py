@@ -80,6 +80,7 @@ class RolloutEngine:
         self.vocabulary = vocabulary
         self.policy_version = 0
         self.asleep = False
+        self._host_features: tuple[str, torch.Tensor] = ("", torch.empty(0))
         self.prefills = prefills
         self._hooks: PrefillHooks | None = None
         self.binding: Binding
@@ -220,9 +221,11 @@ class RolloutEngine:
 
         Those of the last prompt are kept, since the responses of a group are queued one after another.
         """
-        if self._host_features[0] != prompt.key:
-            self._host_features = (prompt.key, torch.cat(list(features)).cpu())
-        return self._host_features[1]
+        key, kept = self._host_features
+        if key != prompt.key:
+            kept = torch.cat(list(features)).cpu()
+            self._host_features = (prompt.key, kept)
+        return kept
 
     def has_unfinished(self) -> bool:
         return self.llm.llm_engine.has_unfinished_requests()
