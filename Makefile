@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints/$(EXTRA).txt $(wildcard $(SHIM)/*.*)
 		{ echo "$(PYTHON) cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV): some minutes and 4 GB the first time"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--constraint constraints/$(EXTRA).txt --editable '.[$(EXTRA),dev]' ./$(SHIM)
+		--constraint constraints/$(EXTRA).txt --editable '.[$(EXTRA),sim,dev]' ./$(SHIM)
 	@$(BIN)/python -m pip check
 	@touch $@
 

@@ -245,7 +245,7 @@ class Rollplex:
         """A frozen tower's features of the prompt's media; None where the engine's own tower sees them."""
         if self.vision is None:
             return None
-        with self.lane.work("idle/vision"):
+        with self.lane.work("rollout/vision"):
             features = [self.vision.features(item) for item in prompt.media]
         self.lane.join()  # decode reads them on its own stream
         return features

@@ -46,13 +46,13 @@ def test_a_serial_step_hides_its_prompts_and_the_groups_that_end_early() -> None
 
 
 def test_job_times_add_up_over_places() -> None:
-    job_s = {"beside/train": 1.0, "after/train": 2.0, "after/reference_score": 4.0, "idle/vision": 8.0}
+    job_s = {"beside/train": 1.0, "after/train": 2.0, "after/reference_score": 4.0, "rollout/vision": 8.0}
     assert sum(job_seconds(job_s, "train")) == 3.0
     assert sum(job_seconds(job_s, "train", "reference_score")) == 7.0
 
 
 def test_what_is_hidden_is_jobs_in_the_window() -> None:
-    job_s = {"beside/train": 1.0, "idle/train": 2.0, "after/train": 4.0, "idle/vision": 8.0, "alone/actor_prefix": 16.0}
+    job_s = {"beside/train": 1.0, "idle/train": 2.0, "after/train": 4.0, "rollout/vision": 8.0, "alone/actor_prefix": 16.0}
     assert hidden_s(job_s) == 3.0
 
 
