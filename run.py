@@ -101,7 +101,7 @@ def bench_device(config: RunConfig, args: argparse.Namespace) -> None:
         unshared_groups=args.unshared_groups,
         long_tail=args.long_tail,
         trace=args.trace,
-        command=shlex.join(["run.py", *sys.argv[1:]]),
+        command=shlex.join(["run.py", *_without_paths(sys.argv[1:])]),
         folder=args.out,
     )
     config = shaped(
@@ -109,6 +109,16 @@ def bench_device(config: RunConfig, args: argparse.Namespace) -> None:
     )
     result = compare(config, options, lambda line: print(line, flush=True))
     print(json.dumps(result) if args.json else table(result))
+
+
+def _without_paths(words: Sequence[str]) -> list[str]:
+    """A command line without where its output goes, which means nothing on another machine."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word not in ("--out", "--trace"):
+            kept.append(word)
+        skip = word in ("--out", "--trace")
+    return kept
 
 
 def main(argv: Sequence[str] | None = None) -> int:
