@@ -120,6 +120,8 @@ class RLConfig:
     """Optimizer steps made from one batch of rollouts (count)."""
     mask_truncated: bool = False
     """Leave responses cut by `max_tokens` out of the loss."""
+    skip_equal_groups: bool = False
+    """Spend nothing on a group of equal rewards: it has no advantage, and only the KL term would act on it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -167,9 +167,10 @@ def _clipped_loss(
             metrics["kl_sum"] = kl.detach().sum()
         return (weight * token_loss).sum(), metrics
 
+    constant = not advantages.any() and (config.kl_coef == 0 or config.skip_equal_groups)
     return GroupLoss(
         fn=fn,
         denominator=float(len(advantages)),
-        needs_reference=config.kl_coef > 0,
-        constant=config.kl_coef == 0 and not advantages.any(),
+        needs_reference=config.kl_coef > 0 and not constant,
+        constant=constant,
     )

@@ -70,6 +70,24 @@ def test_grpo_on_policy_gradient_is_minus_advantage_over_length() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "rewards", "constant"),
+    [
+        ({}, (1, 1), True),
+        ({"kl_coef": 0.1}, (1, 1), False),
+        ({"kl_coef": 0.1, "skip_equal_groups": True}, (1, 1), True),
+        ({"kl_coef": 0.1, "skip_equal_groups": True}, (1, 0), False),
+    ],
+)
+def test_a_group_of_equal_rewards_is_trained_on_only_for_the_divergence(
+    options: dict[str, float], rewards: tuple[float, float], constant: bool
+) -> None:
+    group = Group(0, tuple(rollout(reward, [2]) for reward in rewards))
+    loss = policy_loss(RLConfig(**options), group, Scale(9))  # type: ignore[arg-type]
+    assert (loss.constant, loss.denominator) == (constant, 2.0)
+    assert loss.needs_reference == (not constant and "kl_coef" in options)
+
+
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:
     group = Group(0, (rollout(1, [2]), rollout(0, [4])))  # advantages +0.5 and -0.5
     batch = tokens(group, [-1.0] * 6)
