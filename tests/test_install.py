@@ -54,8 +54,9 @@ def test_an_install_is_repeated_only_when_the_pins_are_newer(installed: str) -> 
 
 def test_an_install_takes_its_versions_from_the_constraints(tmp_path: Path) -> None:
     recipe = make("-n", "install", f"VENV={tmp_path}/new").stdout
-    assert "--constraint constraints/cpu.txt --editable '.[cpu,sim,dev]' ./tools/torchvision-cpu-shim" in recipe.replace(
-        "\\\n\t", ""
+    assert (
+        "--constraint constraints/cpu.txt --editable '.[cpu,sim,dev]' ./tools/torchvision-cpu-shim"
+        in recipe.replace("\\\n\t", "")
     )
 
 
