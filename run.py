@@ -115,9 +115,11 @@ def _without_paths(words: Sequence[str]) -> list[str]:
     """A command line without where its output goes, which means nothing on another machine."""
     kept, skip = [], False
     for word in words:
-        if not skip and word not in ("--out", "--trace"):
+        option, joined, _ = word.partition("=")
+        is_path = option in ("--out", "--trace")
+        if not skip and not is_path:
             kept.append(word)
-        skip = word in ("--out", "--trace")
+        skip = is_path and not joined
     return kept
 
 
