@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from bench.flops import PEAK_FLOPS, rollout_flops, training_flops
 from bench.gradient import Reference
 from bench.steps import Step, Work, medians, run_step
 from configs.errors import ConfigError
+from runtime.kernels import Kernels
 from runtime.memory import PHASES, plan
 from runtime.rollplex import Rollplex
 from runtime.window import JOB_KINDS, SCHEDULES
@@ -32,7 +33,7 @@ class Arm:
 
     name: str
     schedule: str
-    kernels: Literal["plain", "fused"] = "fused"
+    kernels: Kernels = "fused"
     reuse: bool = False
     """The actor's forward of a prompt is taken from the rollout's prefill."""
     window_sms: int | None = None
@@ -175,7 +176,7 @@ class Bench:
             "prefix_forward_s": sum(job_seconds(job_s, "actor_prefix")) / groups if arm.reuse else prefix_s,
             "job_s": job_s,
             "tokens_per_s": self._num_tokens() / step_s,
-            "hidden_s": hidden_s(job_s),
+            "hidden_s": stats["window/hidden_s"],
             "overlap_efficiency": stats["window/overlap_efficiency"],
             "weights_shared_fraction": self.runtime.weights_shared_fraction,
             "peak_gib_planned": self._planned_bytes(arm) / 2**30,
@@ -260,12 +261,6 @@ def hideable_s(known_at_once: float, later: Sequence[tuple[float, float]], end_s
         ran = min(waiting, begins - now)
         done, waiting, now = done + ran, waiting - ran + amount, begins
     return done
-
-
-def hidden_s(job_s: Mapping[str, float]) -> float:
-    """Time of jobs that ran in the window; vision features, which decode waits for, are none (s)."""
-    in_window = {name: seconds for name, seconds in job_s.items() if not name.startswith(("after/", "alone/"))}
-    return sum(job_seconds(in_window, *JOB_KINDS))
 
 
 def job_seconds(job_s: Mapping[str, float], *kinds: str) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.steps import Step, Work, medians, opened, run_step
+from bench.steps import Step, Work, medians, opened, response_lengths, run_step
 from configs.schema import RunConfig
 
 ARMS = ("unshared", "serial", "overlapped", "streamed")
@@ -27,7 +27,7 @@ def compare(
     results: dict[str, dict[str, float]] = {}
     gradients: dict[str, torch.Tensor] = {}
     with opened(config, clip) as (runtime, prompts):
-        work = Work(prompts, [[config.rollout.max_tokens] * config.rl.group_size] * len(prompts))
+        work = Work(prompts, response_lengths(config, long_tail=False))
         for arm in arms:
             runtime.use_schedule(arm)
 

@@ -54,7 +54,7 @@ class ModelShape:
 
     def boundary_bytes(self, tokens: int) -> int:
         """Keys, values and layer inputs of a row (bytes)."""
-        return tokens * self.layers * (self.key_value + self.hidden) * self.item_bytes
+        return self.keys_bytes(tokens) + tokens * self.layers * self.hidden * self.item_bytes
 
     def keys_bytes(self, tokens: int) -> int:
         """Keys and values of a row (bytes)."""
@@ -221,6 +221,10 @@ class Ledger:
             raise LedgerError(f"lease {token} was released twice")
         name, num_bytes = self._leases.pop(token)
         self.used[name] -= num_bytes
+
+    def room(self, name: str, budget: int) -> int:
+        """What is left of a buffer's budget (bytes)."""
+        return budget - self.used.get(name, 0)
 
     @contextmanager
     def hold(self, name: str, num_bytes: int) -> Iterator[None]:

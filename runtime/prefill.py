@@ -93,7 +93,7 @@ class Prefills:
         prompt = self._wanted.pop(key)
         assert num_tokens == len(prompt.token_ids), f"{key} has {len(prompt.token_ids)} tokens, vLLM says {num_tokens}"
         size = self._shape.boundary_bytes(num_tokens)
-        if size > self._budget - self._ledger.used.get("boundaries", 0):
+        if size > self._ledger.room("boundaries", self._budget):
             self._sums["window/over_budget"] += 1
             return None
         self._kept[prompt.key] = Prefill(self._actor.version, self._ledger.lease("boundaries", size))

@@ -208,8 +208,7 @@ def encode(
     Raises:
         StaleEncoding: a context encoding was computed with other weights.
     """
-    positions = torch.cat([segment.positions for segment in row.segments], dim=1)
-    encoding = Encoding(row, model.version, keep, model.rotary(positions), model.attention_mask(row.mask()))
+    encoding = _begin(model, row, model.version, keep)
     first_graph = 0 if keep == "graph" else model.num_layers - graph_layers
     with torch.set_grad_enabled(keep == "graph"):
         hidden = _embed(model, row)
@@ -226,10 +225,7 @@ def encode(
             layer.outputs = layer.context = None
         if keep != "nothing":
             encoding.layers.append(layer)
-    encoding.final = hidden.detach()[0, row.readouts()]
-    encoding.grad_keys = [None] * len(encoding.keys)
-    encoding.grad_values = [None] * len(encoding.keys)
-    return encoding
+    return _finish(encoding, hidden.detach()[0, row.readouts()])
 
 
 def reuse(
@@ -246,8 +242,7 @@ def reuse(
         StaleEncoding: it was computed with other weights.
     """
     assert not row.context, "only a row without ancestors is computed elsewhere"
-    positions = torch.cat([segment.positions for segment in row.segments], dim=1)
-    encoding = Encoding(row, version, "inputs", model.rotary(positions), model.attention_mask(row.mask()))
+    encoding = _begin(model, row, version, "inputs")
     for index in range(model.num_layers):
         yield
         _check_fresh(model, [encoding])
@@ -257,6 +252,17 @@ def reuse(
         encoding.layers.append(_Layer(hidden))
         encoding.keys.append(keys)
         encoding.values.append(values)
+    return _finish(encoding, final)
+
+
+def _begin(model: SplitVLM, row: Row, version: int, keep: Keep) -> Encoding:
+    """An encoding without its layers."""
+    positions = torch.cat([segment.positions for segment in row.segments], dim=1)
+    return Encoding(row, version, keep, model.rotary(positions), model.attention_mask(row.mask()))
+
+
+def _finish(encoding: Encoding, final: Tensor) -> Encoding:
+    """The encoding with its last hidden states, and no gradients on its boundary yet."""
     encoding.final = final
     encoding.grad_keys = [None] * len(encoding.keys)
     encoding.grad_values = [None] * len(encoding.keys)
@@ -289,6 +295,10 @@ class Scores:
     """(target,), a leaf that takes a gradient where the encoding keeps what backward needs."""
     hidden: Tensor
     """(target, hidden)."""
+    targets: Tensor
+    """(target,), token ids."""
+    sources: Tensor
+    """(target,), the readout that each was read from: the context rows' first, then the row's."""
 
 
 def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> Scores:
@@ -298,16 +308,19 @@ def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> S
         StaleEncoding: an encoding was computed with other weights.
     """
     _check_fresh(model, [encoding, *context])
-    hidden = torch.cat([_final(item) for item in [*context, encoding]])[encoding.row.sources()]
+    sources, targets = (
+        torch.tensor(indices, dtype=torch.long, device=model.device)
+        for indices in (encoding.row.sources(), encoding.row.targets())
+    )
+    hidden = torch.cat([_final(item) for item in [*context, encoding]])[sources]
     with torch.no_grad():
-        parts = [model.logprobs(*chunk) for chunk in _chunks(model, encoding, hidden)]
-    return Scores(torch.cat(parts).requires_grad_(encoding.keep != "nothing"), hidden)
+        parts = [model.logprobs(*chunk) for chunk in _chunks(hidden, targets)]
+    return Scores(torch.cat(parts).requires_grad_(encoding.keep != "nothing"), hidden, targets, sources)
 
 
-def _chunks(model: SplitVLM, encoding: Encoding, hidden: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Hidden states and their targets, a few at a time: logits of a long row are never all in memory."""
-    targets = torch.tensor(encoding.row.targets(), device=model.device)
-    return zip(hidden.split(LOGITS_CHUNK), targets.split(LOGITS_CHUNK), strict=True)
+def _chunks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Tensors of one length, a few targets at a time: logits of a long row are never all in memory."""
+    return zip(*(tensor.split(LOGITS_CHUNK) for tensor in tensors), strict=True)
 
 
 def _final(encoding: Encoding) -> Tensor:
@@ -321,9 +334,7 @@ def backward_scores(
     """Differentiate a loss of `scores.logprobs`: the head's parameters, and the readouts of the row and its context."""
     (slopes,) = torch.autograd.grad(loss, scores.logprobs)
     parts = []
-    for (hidden, targets), slope in zip(
-        _chunks(model, encoding, scores.hidden), slopes.split(LOGITS_CHUNK), strict=True
-    ):
+    for hidden, targets, slope in _chunks(scores.hidden, scores.targets, slopes):
         leaf = hidden.detach().requires_grad_()
         gradients = torch.autograd.grad(model.logprobs(leaf, targets), [leaf, *model.head_parameters], slope)
         parts.append(gradients[0])
@@ -331,9 +342,7 @@ def backward_scores(
     items = [*context, encoding]
     sizes = [len(_final(item)) for item in items]
     gradient = torch.zeros(sum(sizes), model.hidden_size, dtype=model.log_dtype, device=model.device)
-    gradient.index_add_(
-        0, torch.tensor(encoding.row.sources(), device=model.device), torch.cat(parts).to(model.log_dtype)
-    )
+    gradient.index_add_(0, scores.sources, torch.cat(parts).to(model.log_dtype))
     for item, part in zip(items, gradient.split(sizes), strict=True):
         item.grad_final = part if item.grad_final is None else item.grad_final.add_(part)
 

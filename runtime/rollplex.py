@@ -486,7 +486,7 @@ class Rollplex:
             self.use_schedule("serial")
         return {f"time/{name}_s": seconds for name, seconds in times.items()} | {
             "window/jobs": float(window.jobs),
-            "window/hidden_s": window.at("beside", "prefill", "idle"),
+            "window/hidden_s": window.hidden_s,
             "window/spill_s": window.at("after"),
             "window/overlap_efficiency": window.overlap_efficiency,
             "window/fallback": float(self._fallback.enabled and not self.window.schedule.window),

@@ -92,7 +92,7 @@ class Updater:
         return "graph" if self.shape.graph_bytes(row.num_tokens) <= self._free() // GRAPHS_AHEAD else "inputs"
 
     def _free(self) -> int:
-        return self.budget - self.ledger.used.get("boundaries", 0)
+        return self.ledger.room("boundaries", self.budget)
 
     def _reference(self) -> SplitVLM:
         assert self.reference is not None, "a loss wants a reference, and rl.kl_coef loaded none"
@@ -108,10 +108,7 @@ class Updater:
         if row not in kept and model is self.actor and (prefill := self.prefills.take(row)):
             yield from self._reuse(row, prefill)
         if row not in kept:
-            layers = self.shape.layers if keep == "graph" else 0
-            if keep == "inputs" and now:
-                room = self._free() - self.shape.boundary_bytes(row.num_tokens)
-                layers = max(0, min(room // max(1, self.shape.layer_graph_bytes(row.num_tokens)), self.shape.layers))
+            layers = self._graph_layers(row, keep, now=now)
             context = [kept[other] for other in row.context]
             encoding = yield from encode(model, row, context, keep=keep, graph_layers=layers)
             buffer = "activations" if now and keep == "graph" else "boundaries"
@@ -122,6 +119,13 @@ class Updater:
             self.sums["tokens/computed"] += row.num_tokens
             kept[row] = encoding
         return kept[row]
+
+    def _graph_layers(self, row: Row, keep: Keep, *, now: bool) -> int:
+        """Layers of a row whose graph is kept: all or none, or where its backward comes next what there is room for."""
+        if keep != "inputs" or not now:
+            return self.shape.layers if keep == "graph" else 0
+        room = self._free() - self.shape.boundary_bytes(row.num_tokens)
+        return max(0, min(room // max(1, self.shape.layer_graph_bytes(row.num_tokens)), self.shape.layers))
 
     def _reuse(self, row: Row, prefill: TakenPrefill) -> Steps:
         """Make an encoding for the actor of what the rollout engine computed of a row."""

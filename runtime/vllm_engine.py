@@ -267,17 +267,16 @@ class RolloutEngine:
 
     def sleep(self) -> bool:
         """Give the KV cache's memory back until `wake`; the CUDA graphs stay valid. False where there is no GPU."""
-        if torch.cuda.is_available() and not self.asleep:
-            self.check_idle()
+        self.check_idle()
+        if torch.cuda.is_available():
             self.llm.sleep(level=1)
             self.asleep = True
         return self.asleep
 
     def wake(self) -> None:
         """Take the KV cache's memory again, empty."""
-        if self.asleep:
-            self.llm.wake_up()
-            self.asleep = False
+        self.llm.wake_up()
+        self.asleep = False
 
     def publish(self, policy_version: int) -> None:
         """Make the trainer's present weights the ones that responses are sampled from.

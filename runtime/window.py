@@ -93,6 +93,11 @@ class WindowStats:
         """Job time in these places (s)."""
         return sum(value for name, value in self.seconds.items() if name.partition("/")[0] in places)
 
+    @property
+    def hidden_s(self) -> float:
+        """Time of jobs that ran in the window; vision features, which decode waits for, are none (s)."""
+        return self.at("beside", "prefill", "idle")
+
     def of(self, kind: JobKind) -> float:
         """Job time of a kind, wherever it ran (s)."""
         return sum(value for name, value in self.seconds.items() if name.partition("/")[2] == kind)

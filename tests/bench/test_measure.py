@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.measure import Arm, DeviceMemory, hidden_s, hideable_s, job_seconds, scaled, serial_hideable_s
+from bench.measure import Arm, DeviceMemory, hideable_s, job_seconds, scaled, serial_hideable_s
 from bench.steps import Step
 from configs.errors import ConfigError
 
@@ -49,12 +49,6 @@ def test_job_times_add_up_over_places() -> None:
     job_s = {"beside/train": 1.0, "after/train": 2.0, "after/reference_score": 4.0, "rollout/vision": 8.0}
     assert sum(job_seconds(job_s, "train")) == 3.0
     assert sum(job_seconds(job_s, "train", "reference_score")) == 7.0
-
-
-def test_what_is_hidden_is_jobs_in_the_window() -> None:
-    job_s = {"beside/train": 1.0, "idle/train": 2.0, "after/train": 4.0, "alone/actor_prefix": 16.0}
-    job_s["rollout/vision"] = 8.0
-    assert hidden_s(job_s) == 3.0
 
 
 def test_memory_has_no_numbers_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

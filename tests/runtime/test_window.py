@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from runtime.overlap import DecodeStep
-from runtime.window import CLEAN_EVERY, SCHEDULES, Fallback, Job, JobKind, Window
+from runtime.window import CLEAN_EVERY, SCHEDULES, Fallback, Job, JobKind, Window, WindowStats
 
 STEP = DecodeStep(seconds=0.1, running=4, prefill=False, clean=True)
 
@@ -166,3 +166,9 @@ def test_fallback_gives_up_after_three_losing_steps_in_a_row() -> None:
     fallback = Fallback(enabled=True)
     assert [fallback.loses(value) for value in (0.9, 0.9, 1.1, 0.9, 0.9, 0.9)] == [False] * 5 + [True]
     assert not any(Fallback(enabled=False).loses(0.5) for _ in range(9))
+
+
+def test_what_is_hidden_is_jobs_in_the_window() -> None:
+    job_s = {"beside/train": 1.0, "idle/train": 2.0, "after/train": 4.0, "alone/actor_prefix": 16.0}
+    job_s["rollout/vision"] = 8.0
+    assert WindowStats(0, job_s, 1.0).hidden_s == 3.0
