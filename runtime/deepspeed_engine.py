@@ -7,6 +7,7 @@ from `backward`; with stages 1 to 3 none passes through a low-precision tensor. 
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from collections.abc import Iterator
@@ -46,6 +47,13 @@ def init_distributed() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would compile C++ for 90 s
     if not torch.distributed.is_initialized():
         deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    """End the group's threads while there is an interpreter: one that still holds a tensor then aborts the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class Trainer:

@@ -49,3 +49,19 @@ def test_two_ranks_make_the_update_of_one(
         assert two["stats"][name] == pytest.approx(one["stats"][name], rel=1e-5, abs=1e-8), name
     # k3 of a small difference is what cancellation leaves of it.
     assert two["stats"]["train/kl_sum"] == pytest.approx(one["stats"]["train/kl_sum"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_group_is_left_before_the_interpreter_ends() -> None:
+    """Gloo's threads may hold tensors; to drop one while Python is torn down aborts the process, now and then."""
+    program = """
+import atexit, torch
+atexit.register(lambda: print("still a member:", torch.distributed.is_initialized()))  # runs last
+from runtime.deepspeed_engine import init_distributed
+init_distributed()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=SCRIPT.parents[2], env=fresh_environment(), capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "still a member: False"
