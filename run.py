@@ -61,9 +61,10 @@ def doctor(config: RunConfig, args: argparse.Namespace) -> None:
 
 
 def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
-    from bench.env_rate import measure, measure_pool
+    from bench.env_rate import measure, measure_bare, measure_pool
 
     report = measure(config.env.id, args.seconds, **config.env.options)
+    report["bare"] = measure_bare(config.env, args.seconds)
     report["pool"] = measure_pool(config.env, args.seconds)
     print(json.dumps(report, indent=None if args.json else 2))
 

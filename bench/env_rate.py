@@ -1,4 +1,4 @@
-"""How fast an environment steps: by itself on one core, and in a pool of processes. Knows nothing about policies.
+"""How fast an environment steps: one alone, many in bare processes, many in the pool. Knows nothing about policies.
 
 python -m bench.env_rate rooms 3 num_rooms=1 num_objects=3
 """
@@ -6,8 +6,11 @@ python -m bench.env_rate rooms 3 num_rooms=1 num_objects=3
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import numpy as np
@@ -50,8 +53,54 @@ def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
     }
 
 
+def measure_bare(config: EnvConfig, seconds: float) -> dict[str, Any]:
+    """What the simulator gives without a pool: as many processes, each stepping its share of the environments in turn.
+
+    The same episodes as `measure_pool` plays, with random actions, resets included. Runs in this interpreter, whatever
+    `config.python` says.
+
+    Returns: steps_per_s (over all processes).
+    """
+    spawn = multiprocessing.get_context("spawn")
+    barrier, rates = spawn.Barrier(config.workers), spawn.SimpleQueue()
+    processes = [
+        spawn.Process(
+            target=_step_bare, args=(config, range(first, config.num_envs, config.workers), seconds, barrier, rates)
+        )
+        for first in range(config.workers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise RuntimeError(f"a process that steps env {config.id!r} failed: see its output above")
+    return {"steps_per_s": sum(rates.get() for _ in processes)}
+
+
+def _step_bare(config: EnvConfig, slots: Sequence[int], seconds: float, barrier: Barrier, rates: Any) -> None:
+    """Put the steps a second of this process's environments into `rates`."""
+    envs = [make_env(config) for _ in slots]
+    rng = np.random.default_rng(0)
+    seeds, turns, steps = list(slots), [0] * len(envs), 0
+    for env, seed in zip(envs, seeds, strict=True):
+        env.reset(seed=seed)
+    barrier.wait()
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        for index, env in enumerate(envs):
+            *_, terminated, truncated, info = env.step(int(rng.integers(len(env.action_names))))
+            steps, turns[index] = steps + info["env_steps"], turns[index] + 1
+            if terminated or truncated or turns[index] == config.max_turns:
+                seeds[index], turns[index] = seeds[index] + config.num_envs, 0
+                env.reset(seed=seeds[index])
+    rates.put(steps / (time.perf_counter() - begun))
+
+
 def measure_pool(config: EnvConfig, seconds: float) -> dict[str, Any]:
     """Step all slots of a pool with random actions for `seconds`, each again as soon as its result has come.
+
+    Resets are included.
 
     Returns: steps_per_s (over all slots), steps (count), num_envs, workers, restarts.
     """

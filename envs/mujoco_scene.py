@@ -27,7 +27,9 @@ from envs.rooms_sprites import OBJECT_RGB
 
 TICK_S = 0.1
 """Simulated time of a tick (s)."""
-_SUBSTEPS = 10
+_SUBSTEP_S = 0.01
+_STRIDE_M = 0.02
+"""Farthest that the agent goes in one substep (m): half of a wall, or it would come out behind it."""
 _SKIN_M = 0.01
 """Half the thickness of one side of a wall; walls are a line in the layout (m)."""
 _HEIGHTS_M = {"box": 0.7, "ball": 0.6, "cone": 0.9, "pillar": 1.2}
@@ -98,7 +100,7 @@ class Scene:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
 
     def walk(self, start: Point, delta: Point, ball: Point) -> tuple[Point, bool]:
-        """Simulate one tick in which the agent wants to cover `delta`.
+        """Simulate one tick in which the agent wants to cover `delta`, for longer than `TICK_S` where that is far.
 
         Returns: where it ends, and whether it touched an object other than the goal.
         """
@@ -106,8 +108,9 @@ class Scene:
         body.qpos[:] = start
         body.mocap_pos[0, :2] = ball
         touched = False
-        for _ in range(_SUBSTEPS):
-            body.qvel[:] = delta[0] / TICK_S, delta[1] / TICK_S
+        substeps = max(round(TICK_S / _SUBSTEP_S), math.ceil(math.hypot(*delta) / _STRIDE_M))
+        for _ in range(substeps):
+            body.qvel[:] = delta[0] / (substeps * _SUBSTEP_S), delta[1] / (substeps * _SUBSTEP_S)
             self._mujoco.mj_step(self.model, body)
             touched = touched or self._touches_wrong()
         return (float(body.qpos[0]), float(body.qpos[1])), touched
@@ -170,7 +173,7 @@ def scene_xml(layout: Layout, fov_deg: float, textures: bool) -> str:
     area = f"{half[0]} {half[1]} 0.1"
     return f"""
 <mujoco>
-  <option timestep="{TICK_S / _SUBSTEPS}" gravity="0 0 0"/>
+  <option timestep="{_SUBSTEP_S}" gravity="0 0 0"/>
   <visual><headlight ambient="0.5 0.5 0.5" diffuse="0.4 0.4 0.4" specular="0.1 0.1 0.1"/>
     <map znear="0.02" zfar="60"/></visual>
   <statistic extent="1"/>

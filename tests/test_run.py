@@ -152,6 +152,8 @@ def test_bench_env_measures_the_configs_environment(tmp_path: Path, capsys: pyte
     assert result["env"] == "rooms"
     assert result["options"] == {"image_size": 32}
     assert result["steps_per_s"] > 0
+    assert result["bare"]["steps_per_s"] > 0
+    assert result["pool"]["steps_per_s"] > 0
 
 
 def test_an_environment_that_does_not_exist_is_a_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,14 @@ def test_walls_stop_the_agent_and_it_slides_along_them() -> None:
     assert math.isfinite(env.geodesic_distance())
 
 
+def test_no_step_is_so_long_that_it_ends_behind_a_wall() -> None:
+    env = started(world([FAR], start=(1.0, 1.0), heading=math.pi), forward_m=1.0, ticks_per_action=1)
+    for action in ("forward", "forward", "left", "forward", "forward"):
+        env.step_chunk((action,))
+    assert env.position[0] == pytest.approx(0.2, abs=0.02)
+    assert math.isfinite(env.geodesic_distance())
+
+
 def test_touching_a_wrong_object_ends_the_episode_without_success() -> None:
     env = started(world([FAR, RED_AHEAD], start=(1.0, 1.0), heading=0.0))
     ends = [env.step_chunk(("forward",))[2:4] for _ in range(4)]
