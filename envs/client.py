@@ -55,7 +55,8 @@ class EnvProcess:
     """One server process (or TCP connection) that serves some slots.
 
     Raises:
-        ConfigError: `env.python` is no program, or nobody listens at `env.address`.
+        ConfigError: the id is unknown, an option cannot be sent, `env.python` is no program, or nobody listens at
+            `env.address`.
     """
 
     def __init__(self, config: EnvConfig, slots: Sequence[int]) -> None:
@@ -70,12 +71,18 @@ class EnvProcess:
         self._fds: list[int] = []
         self._memory_fd = -1
         self._unpacker = server.new_unpacker()
-        self.socket: socket.socket = self._connect() if config.address else self._spawn()
         target, options = resolve(config)
         paths = [path or os.getcwd() for path in sys.path]
         if config.python or config.address:  # its own packages come from its own places
             paths = [str(Path(__file__).resolve().parents[1]), os.getcwd()]
         setup = {"version": server.VERSION, "env": target, "options": options, "slots": self.slots, "paths": paths}
+        try:
+            msgpack.packb(setup)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"env.options {options}: {error}: use numbers of 64 bits, text, lists and maps"
+            ) from error
+        self.socket: socket.socket = self._connect() if config.address else self._spawn()
         self.send(Task(None, "start", config.start_timeout_s), ["init", setup])
 
     def _spawn(self) -> socket.socket:
@@ -128,6 +135,7 @@ class EnvProcess:
 
         Raises:
             ServerGone: there is no server any more.
+            ConfigError: what answers at `env.address` is no environment server.
         """
         try:
             received = self.socket.recv(1 << 16)
@@ -136,7 +144,15 @@ class EnvProcess:
         if not received:
             raise ServerGone(self._ending())
         self._unpacker.feed(received)
-        messages = list(self._unpacker)
+        try:
+            messages = list(self._unpacker)
+        except (ValueError, msgpack.UnpackException):
+            messages = [None]
+        if not all(isinstance(message, list) and message for message in messages):
+            raise ConfigError(
+                f"env.address {self.config.address!r}: what answers there is no environment server: start "
+                "`python envs/server.py --listen ...` and give its address"
+            )
         self.idle_since = time.monotonic()
         return messages
 

@@ -4,7 +4,8 @@ This one file is the server side of `envs.client`. It runs on Python 3.9 to 3.13
 a simulator imports is that simulator's business. It starts in one of two ways:
 
     python server.py SOCKET MEMORY ALIVE                         numbers of inherited files; how a pool starts it
-    python server.py --listen 127.0.0.1:5005 --env module:Class  one process for each client that connects
+    python server.py --listen 127.0.0.1:5005 --env module:Class  one process for each client that connects; modules are
+                                                                 looked for in this repository, here and PYTHONPATH
 
 Messages are msgpack lists over a stream, in the order of the commands:
 
@@ -228,7 +229,10 @@ def _checked_setup(message: Any, target: str) -> dict[str, Any]:
             f"the client speaks version {setup['version']} of the environment protocol and this server {VERSION}: "
             "use the same Rollplex on both sides"
         )
-    return {**setup, "env": target or setup["env"]}
+    if not target:
+        return setup
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return {**setup, "env": target, "paths": [root, os.getcwd()]}  # the client's may lead anywhere
 
 
 def describe(error: Exception) -> tuple[str, str]:
@@ -284,52 +288,70 @@ def frame_hash(clip: np.ndarray, instruction: str, *, is_start: bool) -> str:
 
 
 def die_with(alive_fd: int) -> None:
-    """Let the kernel end this process once the other end of a pipe, which only the client holds, is closed.
+    """Let the kernel end this process and its group once a pipe's other end, which only the client holds, is closed.
 
-    A signal whose default is to terminate does it, so it works in a simulator that hangs in C with the lock held.
+    A signal whose default is to terminate does it, so it works in a simulator that hangs in C with the lock held, and
+    reaches what the simulator has started.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(alive_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(alive_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([alive_fd], [], [], 0)[0]:  # the client was gone before
         os._exit(0)
 
 
-def listen(address: str, target: str) -> None:
+def listen(address: tuple[str, int], target: str) -> None:
     """Start a process for each client that connects, and end it with its client. Runs until it is stopped."""
-    host, _, port = address.rpartition(":")
-    served: dict[int, tuple[socket.socket, subprocess.Popen[bytes], int]] = {}
+    served: dict[int, tuple[socket.socket, subprocess.Popen[bytes], int, int]] = {}
     poll = select.poll()
-    with socket.create_server((host, int(port)), backlog=64) as server:
-        sys.stderr.write(f"environment server for {target} on {host}:{server.getsockname()[1]}\n")
+    with socket.create_server(address, backlog=64) as server:
+        sys.stderr.write(f"environment server for {target} on {address[0]}:{server.getsockname()[1]}\n")
         poll.register(server, select.POLLIN)
         while True:
             for fd, _ in poll.poll():
                 if fd == server.fileno():
                     connection, _ = server.accept()
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    command = [sys.executable, __file__, str(connection.fileno()), "-1", "-1", "--env", target]
-                    child = subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL)
+                    alive_theirs, alive_ours = os.pipe()  # one each: a pipe signals one group only
+                    fds = (connection.fileno(), -1, alive_theirs)
+                    child = subprocess.Popen(
+                        [sys.executable, __file__, *map(str, fds), "--env", target],
+                        pass_fds=(connection.fileno(), alive_theirs),
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                    os.close(alive_theirs)
                     pidfd = os.pidfd_open(child.pid)
                     poll.register(connection, select.POLLRDHUP)  # commands are the child's to read
                     poll.register(pidfd, select.POLLIN)  # readable once the child has ended
-                    served[connection.fileno()] = served[pidfd] = connection, child, pidfd
+                    served[connection.fileno()] = served[pidfd] = connection, child, pidfd, alive_ours
                 elif fd in served:  # either end of it is gone
-                    connection, child, pidfd = served[fd]
+                    connection, child, pidfd, alive_ours = served[fd]
                     for known in (connection.fileno(), pidfd):
                         poll.unregister(known)
                         del served[known]
-                    child.kill()
+                    os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
                     connection.close()
                     os.close(pidfd)
+                    os.close(alive_ours)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, :PORT or PORT; this machine alone where no host is named."""
+    host, _, port = text.rpartition(":")
+    if not (port.isdecimal() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} names no port: give HOST:PORT, as in 127.0.0.1:5005")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def main(argv: Sequence[str]) -> None:
     sys.path.pop(0)  # this file's folder, whose modules bear simulators' names
     parser = argparse.ArgumentParser(description="Serve one simulator to Rollplex.")
     parser.add_argument("fds", nargs="*", type=int, help="SOCKET MEMORY ALIVE, inherited from a pool; -1: none")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="wait for clients on TCP (whoever can connect may step)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", type=_address, help="wait for clients on TCP (whoever can connect may step)"
+    )
     parser.add_argument("--env", metavar="MODULE:CLASS", default="", help="the environment that --listen offers")
     args = parser.parse_args(argv)
     if args.listen:

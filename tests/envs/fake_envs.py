@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,15 +21,16 @@ class CountingEnv(VideoEnv[np.ndarray]):
     """Frames filled with the number of ticks, three ticks an action; `go` earns 1, and the fifth one ends it.
 
     `fault` says what happens in the second primitive step, or "reset-raise" and "build-raise" when. With `marks`, a
-    folder, it happens `times` times over all processes, and never again.
+    folder, it happens `times` times over all processes, and never again. With `helper` it has a process of its own.
     """
 
-    def __init__(self, fault: str = "", length: int = 5, marks: str = "", times: int = 1) -> None:
+    def __init__(self, fault: str = "", length: int = 5, marks: str = "", times: int = 1, helper: bool = False) -> None:
         if fault == "build-raise":
             raise RuntimeError("no display")
         super().__init__(("go", "rest"), (4, 6, 8))
         self._fault, self._length = fault, length
         self._marks, self._times = Path(marks) if marks else None, times
+        self._helper = subprocess.Popen(["sleep", "60"]).pid if helper else None
 
     def _begin(self, split: Split) -> str:
         if self._fault == "reset-raise":
@@ -93,7 +95,7 @@ class CountingEnv(VideoEnv[np.ndarray]):
         }
         if self._fault != "info":
             info["task"] = "count"
-        return {**info, "has_torch": "torch" in sys.modules, "pid": os.getpid()}
+        return {**info, "has_torch": "torch" in sys.modules, "pid": os.getpid(), "helper": self._helper}
 
     def expert_actions(self, max_actions: int) -> tuple[str, ...]:
         return ("go",) * min(max_actions, self._length - self._gone)

@@ -7,17 +7,22 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from configs.errors import ConfigError
 from configs.schema import EnvConfig
 from envs.pool import EnvPool, EnvResult
 from envs.registration import Episode
+from envs.server import VERSION
 from tests.envs.test_pool import counting
 
 ROOT = Path(__file__).parents[2]
@@ -151,11 +156,12 @@ import sys, time
 from configs.schema import EnvConfig
 from envs.pool import EnvPool
 from envs.registration import Episode
-pool = EnvPool(EnvConfig(id="tests.envs.fake_envs:CountingEnv", options={"fault": sys.argv[1]}))
+options = {"fault": sys.argv[1], "helper": True}
+pool = EnvPool(EnvConfig(id="tests.envs.fake_envs:CountingEnv", address=sys.argv[2], options=options))
 pool.reset(0, Episode("a", seed=1))
-pid = pool.wait([0])[0].info["pid"]
+info = pool.wait([0])[0].info
 pool.step(0, ["go", "go"])
-print(pid, flush=True)
+print(info["pid"], info["helper"], flush=True)
 time.sleep(60)
 """
 
@@ -169,27 +175,105 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("fault", ["hang", "hang-in-c", ""])
 def test_processes_end_when_their_owner_is_killed(fault: str) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, fault], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    worker = int(owner.stdout.readline())
-    time.sleep(0.1)
+    owner, started = owning(fault)
     owner.kill()
     owner.wait()
-    owner.stdout.close()
+    until_gone(started)
+
+
+def owning(fault: str, address: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+    """A process with a pool whose environment misbehaves by now, and what was started: its process and its helper."""
+    command = [sys.executable, "-c", OWNER, fault, address]
+    owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        started = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(started) == 2
+    time.sleep(0.1)
+    return owner, started
+
+
+def until_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 5
-    while not is_gone(worker):
-        assert time.monotonic() < deadline, "the process outlived its owner"
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline, "a process outlived its owner"
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of counting environments on TCP, started far from the repository, and its address."""
+    command = [sys.executable, str(ROOT / "envs/server.py"), "--listen", "0", "--env", f"{FAKES}:CountingEnv"]
+    listener = subprocess.Popen(command, cwd="/", stderr=subprocess.PIPE, text=True)
+    assert listener.stderr is not None
+    with listener.stderr:
+        try:
+            yield listener, listener.stderr.readline().split()[-1]
+        finally:
+            listener.kill()
+            listener.wait()
+
+
+@pytest.mark.parametrize("first", ["listener", "owner"])
+def test_a_hanging_environment_on_tcp_ends_when_both_sides_are_killed(first: str) -> None:
+    with listening() as (listener, address):
+        owner, started = owning("hang-in-c", address)
+        for process in (listener, owner) if first == "listener" else (owner, listener):
+            process.kill()
+            process.wait()
+            time.sleep(0.1)
+        until_gone(started)
+
+
+def test_a_client_on_tcp_chooses_no_code(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/__init__.py").write_text("open('/dev/stderr', 'w').write('not mine'); raise SystemExit")
+    with listening() as (_, address):
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.1"
+        with socket.create_connection((host, int(port))) as client:
+            setup = {"version": VERSION, "env": "x", "options": {}, "slots": [0], "paths": [str(tmp_path)]}
+            client.sendall(msgpack.packb(["init", setup]))
+            assert msgpack.unpackb(client.recv(1 << 16))[0] == "ready"
+
+
+def test_what_is_no_environment_server_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+                connection.recv(1)  # until the client hangs up
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConfigError, match=f"env.address '{address}': what answers there is no environment server"):
+            EnvPool(EnvConfig(address=address))
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(EnvConfig(id="romms"), "did you mean 'rooms'"), (EnvConfig(options={"num_rooms": 2**70}), "env.options")],
+)
+def test_what_cannot_be_asked_for_starts_nothing(config: EnvConfig, message: str) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match=message):
+        EnvPool(config)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_port_that_is_none_is_named() -> None:
+    command = [sys.executable, str(ROOT / "envs/server.py"), "--listen", "99999", "--env", "a:B"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "'99999' names no port: give HOST:PORT" in result.stderr
+
+
 def test_a_server_on_tcp_serves_its_one_environment_and_ends_with_its_clients() -> None:
-    command = [sys.executable, "envs/server.py", "--listen", "127.0.0.1:0", "--env", f"{FAKES}:CountingEnv"]
-    listener = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}
-    )
-    try:
-        assert listener.stderr is not None
-        address = listener.stderr.readline().split()[-1]
+    with listening() as (_, address):
         with EnvPool(EnvConfig(id=f"{FAKES}:NotAnEnv", address=address, num_envs=2, workers=2)) as pool:
             records = play(pool, [5, 6])
             pids = [results[0].info["pid"] for results in records.values()]
@@ -197,15 +281,7 @@ def test_a_server_on_tcp_serves_its_one_environment_and_ends_with_its_clients() 
             pool.reset(0, Episode("a", seed=7))
             assert pool.wait([0])[0].info["pid"] not in pids
         assert [summary(results) for results in records.values()] == undisturbed([5, 6])
-        deadline = time.monotonic() + 5
-        while not all(map(is_gone, pids)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        listener.kill()
-        listener.wait()
-        assert listener.stderr is not None
-        listener.stderr.close()
+        until_gone(pids)
     with pytest.raises(ConfigError, match=r"env.address '127.0.0.1:\d+'.*--listen"):
         EnvPool(EnvConfig(address=address))
 
