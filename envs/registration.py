@@ -50,6 +50,8 @@ def resolve(config: EnvConfig) -> tuple[str, dict[str, Any]]:
         ConfigError: the id is unknown.
     """
     if config.id.startswith(GYM):
+        if "id" in config.options:
+            raise ConfigError(f"env.options.id: env.id {config.id!r} names the environment already: leave one out")
         return "envs.gym_env:GymEnv", {"id": config.id.removeprefix(GYM), **config.options}
     target = ENVS.get(config.id, config.id)
     if ":" not in target:

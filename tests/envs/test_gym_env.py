@@ -46,8 +46,13 @@ class Corridor(gymnasium.Env[Any, Any]):
 gymnasium.register("RollplexCorridor-v0", entry_point=Corridor)
 
 
+gymnasium.register("RollplexSolvedCorridor-v0", entry_point=Corridor, reward_threshold=1.0)
+
+
 def made(**options: Any) -> Any:
-    return make_env(EnvConfig(id="gym:RollplexCorridor-v0", options={"image_size": 8, **options}))
+    return make_env(
+        EnvConfig(id="gym:RollplexCorridor-v0", options={"image_size": 8, "success_return": 1.0, **options})
+    )
 
 
 def test_a_discrete_world_becomes_clips_and_words() -> None:
@@ -64,6 +69,43 @@ def test_a_discrete_world_becomes_clips_and_words() -> None:
     while not terminated:
         observation, reward, terminated, _, info = env.step_chunk(("on",))
     assert (reward, info["success"]) == (1.0, True)
+
+
+def test_success_is_what_the_environment_was_registered_with() -> None:
+    env = make_env(EnvConfig(id="gym:RollplexSolvedCorridor-v0", options={"image_size": 8}))
+    _, info = env.reset(seed=1)
+    terminated = False
+    while not terminated:
+        assert not info["success"]
+        *_, terminated, _, info = env.step_chunk(("action1",))
+    assert info["success"]
+    env = made(success_return=1.5)
+    env.reset(seed=1)
+    while not env.step_chunk(("action1",))[2]:
+        pass
+    assert not env._info()["success"]  # it came to its end, which is not enough
+
+
+def test_an_environment_that_tells_nothing_of_success_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"RollplexCorridor-v0 does not say what a success is.*set success_return"):
+        make_env(EnvConfig(id="gym:RollplexCorridor-v0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_frames": 0}, "clip_frames 0: give 1 or more"),
+        ({"frame_stride": -1}, "frame_stride -1: give 1 or more"),
+        ({"actions": {"on": 2}}, r"action 'on' is 2, which is not in Discrete\(2\)"),
+        ({"noop": 7}, "action 'noop' is 7"),
+        ({"instruction": "go {there}"}, "its one field is {mission}"),
+        ({"instruction": "go {"}, "its one field is {mission}"),
+        ({"id": "CartPole-v1"}, "names the environment already"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(**options)
 
 
 def test_splits_share_no_seed_and_equal_seeds_are_equal() -> None:
