@@ -74,14 +74,16 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         gpu: int = -1,
     ) -> None:
         super().__init__(("left", "right", "forward", "stop"), (clip_frames, image_size, image_size))
+        self._habitat = require_habitat()
         self._lists = split_lists(train, heldout)
         self._scenes_dir = str(Path(scenes_dir or Path(train).parent).expanduser().resolve())
+        for scene in dict.fromkeys(episode.scene for episodes in self._lists.values() for episode in episodes):
+            scene_file(scene, self._scenes_dir)
         self._dataset = str(Path(scene_dataset).resolve()) if scene_dataset else ""
         self._size, self._fov, self._camera_m, self._gpu = image_size, fov_deg, camera_m, gpu
         self._forward_m, self._turn = forward_m, math.radians(turn_deg)
         self._body = agent_radius_m, agent_height_m
         self._max_steps, self._shaping = max_steps, shaping
-        self._habitat = require_habitat()
         enter_folder_without_ibl()
         self._simulator: Any = None
         self._scene = ""
@@ -210,8 +212,11 @@ class HabitatEnv(VideoEnv[np.ndarray]):
         if pathfinder.is_loaded and not generated:
             return
         radius, height = self._body
-        saved = scene.with_name(f"{scene.name.split('.')[0]}.{radius:g}m-{height:g}m.navmesh")
-        if saved.is_file() and pathfinder.load_nav_mesh(str(saved)):
+        name = scene.name.split(".")[0]
+        saved = scene.with_name(f"{name}.{radius:g}m-{height:g}m.navmesh")
+        sources = [file for file in scene.parent.glob(f"{name}.*") if file.suffix != ".navmesh"]
+        is_new = saved.is_file() and saved.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
+        if is_new and pathfinder.load_nav_mesh(str(saved)):
             return
         settings = self._habitat.NavMeshSettings()
         settings.set_defaults()
@@ -293,8 +298,10 @@ def split_lists(train: str, heldout: str) -> dict[str, list[NavEpisode]]:
         )
     everything = read_episodes(train)
     if not heldout:
+        if len(everything) == 1:
+            raise ValueError(f"episode file {train!r} has one episode, of which none can be held out: set heldout")
         kept = [episode for place, episode in enumerate(everything) if place % 5]
-        return {"train": kept or everything, "heldout": everything[::5]}
+        return {"train": kept, "heldout": everything[::5]}
     held = read_episodes(heldout)
     shared = {(episode.scene, episode.id, episode.start) for episode in everything}
     if any((episode.scene, episode.id, episode.start) in shared for episode in held):

@@ -6,7 +6,7 @@ Plain geometry without a simulator: ways and steps are asked of functions. Knows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 Place = Sequence[float]
@@ -60,6 +60,9 @@ def greedy_actions(
 ) -> list:
     """Follow the shortest way: turn towards its next corner until less than half a turn is missing, then walk.
 
+    Its last one or two steps are searched for, because a step may be longer than the goal is wide: who walks straight
+    at it then goes to and fro over it for ever.
+
     Args:
         radius_m: stop once the way left is not longer (m).
         turn: what one action turns (radians).
@@ -73,8 +76,11 @@ def greedy_actions(
         if not corners or way_length(corners) <= radius_m:
             chosen.append("stop")
             break
+        last = None
+        if way_length(corners) <= 2 * forward_m + radius_m:
+            last = _last_turns(at, yaw, path, move, radius_m=radius_m, forward_m=forward_m, turn=turn)
         target = next((corner for corner in corners[1:] if flat_distance(at, corner) > _ARRIVED_M), corners[-1])
-        aside = math.radians(point_goal(at, yaw, target)[1])
+        aside = math.radians(point_goal(at, yaw, target)[1]) if last is None else last * turn
         if abs(aside) > turn / 2 + 1e-9:
             chosen.append("left" if aside > 0 else "right")
             yaw += math.copysign(turn, aside)
@@ -82,3 +88,33 @@ def greedy_actions(
         chosen.append("forward")
         at = move(at, ahead(at, yaw, forward_m))
     return chosen
+
+
+def _last_turns(
+    at: Place, yaw: float, path: Path, move: Move, *, radius_m: float, forward_m: float, turn: float
+) -> int | None:
+    """Turns to the left (negative: right) before a step that ends at the goal, or from which a second one does.
+
+    The fewest turns altogether; None where neither one step nor two lead there.
+    """
+    half = round(math.pi / turn)
+    turns = sorted(range(-half, half + 1), key=abs)
+
+    def steps(start: Place, heading: float) -> Iterator[tuple]:
+        for count in turns:
+            yield count, move(start, ahead(start, heading + count * turn, forward_m))
+
+    def arrives(end: Place) -> bool:
+        return way_length(path(end)) <= radius_m
+
+    first = list(steps(at, yaw))
+    for count, end in first:
+        if arrives(end):
+            return count
+    ways = [
+        (abs(count) + abs(second), count)
+        for count, middle in first
+        for second, end in steps(middle, yaw + count * turn)
+        if arrives(end)
+    ]
+    return min(ways)[1] if ways else None

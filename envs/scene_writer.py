@@ -1,10 +1,11 @@
 """Scenes and episodes for habitat-sim that need no download: layouts of the rooms world as GLB files.
 
-    python -m envs.scene_writer FOLDER --scenes 20 --episodes 10 --seed 0
+    python -m envs.scene_writer FOLDER --scenes 20 --episodes 20 --seed 0
 
 writes, for each scene, `NAME.glb` (y up), its `NAME.stage_config.json`, and episode files `pointnav_SPLIT.json.gz` and
-`objectnav_SPLIT.json.gz` for the splits train and heldout, which share no scene. habitat-sim computes the navigation
-mesh. Runs in our own interpreter with `trimesh` (pip install 'rollplex[sim]'). Knows nothing about the simulator.
+`objectnav_SPLIT.json.gz` for the splits train and heldout, which share no scene. The navigation mesh is left to
+habitat-sim: `envs.habitat` has it computed at a scene's first episode and keeps it beside the scene. Runs in our own
+interpreter with `trimesh` (pip install 'rollplex[sim]'). Knows nothing about the simulator.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ def write_set(folder: Path, num_scenes: int, episodes_per_scene: int, seed: int)
     Returns: the episode files.
 
     Raises:
-        ValueError: trimesh is missing.
+        ValueError: trimesh is missing, or a count is too small.
     """
+    if num_scenes < 2 or episodes_per_scene < 1:
+        raise ValueError("write 2 scenes or more, one of which is held out, with 1 episode or more each")
     if importlib.util.find_spec("trimesh") is None:
         raise ValueError("writing scenes needs trimesh: pip install 'rollplex[sim]'")
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     num_heldout = max(1, num_scenes // 5)
     for split in get_args(Split):
-        count = num_heldout if split == "heldout" else max(1, num_scenes - num_heldout)
+        count = num_heldout if split == "heldout" else num_scenes - num_heldout
         rng = np.random.default_rng([seed, split == "heldout"])
         layouts = [generate_layout(OPTIONS, split, rng) for _ in range(count)]
         for index, layout in enumerate(layouts):
@@ -214,7 +217,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for file in write_set(args.folder, args.scenes, args.episodes, args.seed):
+    try:
+        files = write_set(args.folder, args.scenes, args.episodes, args.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    for file in files:
         logger.info("%s", file)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.schema import EnvConfig
@@ -112,6 +114,12 @@ def test_every_fifth_episode_is_held_out_where_one_file_is_given(tmp_path: Path)
         split_lists(path, path)
 
 
+def test_one_episode_cannot_be_in_both_splits(tmp_path: Path) -> None:
+    path = written(tmp_path / "all.json.gz", {"episodes": [point_episode("0", [1, 0, -1], [2, 0, -2])]})
+    with pytest.raises(ValueError, match="set heldout"):
+        split_lists(path, "")
+
+
 def test_share_covered_is_never_infinite() -> None:
     assert share_covered(4.0, 3.0, 8.0) == 0.125
     assert share_covered(math.inf, 3.0, 8.0) == share_covered(3.0, 2.0, math.inf) == share_covered(0.0, 1.0, 0.0) == 0.0
@@ -120,7 +128,7 @@ def test_share_covered_is_never_infinite() -> None:
 def test_without_habitat_the_error_names_the_conda_line(tmp_path: Path) -> None:
     if not missing("habitat_sim"):
         pytest.skip("habitat-sim is installed here")
-    path = written(tmp_path / "train.json.gz", {"episodes": [point_episode("0", [1, 0, -1], [2, 0, -2])]})
+    path = written(tmp_path / "train.json.gz", {"episodes": []})
     with pytest.raises(EnvError, match=r"conda install habitat-sim headless -c conda-forge -c aihabitat.*env\.python"):
         EnvPool(EnvConfig(id="habitat", num_envs=1, options={"train": path}))
 
@@ -140,7 +148,8 @@ def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def point_env(folder: Path, *episodes: dict[str, Any], **options: Any) -> HabitatEnv:
     path = written(folder / "train.json.gz", {"episodes": list(episodes)})
-    return HabitatEnv(train=path, image_size=8, **options)
+    heldout = written(folder / "heldout.json.gz", {"episodes": [point_episode("held", [1, 0, -1], [2, 0, -1])]})
+    return HabitatEnv(train=path, heldout=heldout, image_size=8, **options)
 
 
 def run_expert(env: HabitatEnv, seed: int) -> tuple[list[str], float, dict[str, Any]]:
@@ -185,6 +194,40 @@ def test_an_unreachable_goal_costs_nothing_infinite(hall: Path) -> None:
     *_, info = env.step_chunk(("forward",))
     assert run_expert(env, 0)[:2] == (["stop"], 0.0)
     env.close()
+
+
+def test_the_expert_finds_view_points_that_are_smaller_than_its_step(hall: Path) -> None:
+    views = [(4 + 0.9 * math.cos(angle), 0.0, -2 + 0.9 * math.sin(angle)) for angle in np.arange(8) * math.pi / 4]
+    content = object_file()
+    rng = np.random.default_rng(0)
+    content["episodes"] = [
+        {**content["episodes"][0], "episode_id": str(i), "scene_id": "hall.glb",
+         "start_position": [rng.uniform(0.3, 7.7), 0.0, -rng.uniform(0.3, 3.7)]}
+        for i in range(40)
+    ]  # fmt: skip
+    shared = {"position": [4, 0, -2], "view_points": [{"agent_state": {"position": list(view)}} for view in views]}
+    content["goals_by_category"] = {f"hall.glb_{content['episodes'][0]['object_category']}": [shared]}
+    env = HabitatEnv(train=written(hall / "train.json.gz", content), image_size=8, max_steps=100)
+    assert all(run_expert(env, seed)[2]["success"] for seed in range(32))
+    env.close()
+
+
+def test_a_scene_that_is_not_there_is_named_before_the_first_episode(hall: Path) -> None:
+    with pytest.raises(ValueError, match=r"scene 'tower.glb' is not there.*scenes_dir"):
+        point_env(hall, point_episode("0", [1, 0, -3], [2, 0, -3], "tower.glb"))
+
+
+def test_a_mesh_older_than_its_scene_is_computed_anew(hall: Path) -> None:
+    scene, mesh = hall / "hall.stage_config.json", hall / "hall.0.1m-1.5m.navmesh"
+    computed = []
+    for age_s in (0, 0, -1):
+        if mesh.is_file():
+            os.utime(mesh, (scene.stat().st_mtime + age_s,) * 2)
+        env = point_env(hall, point_episode("0", [1, 0, -3], [2, 0, -3]))
+        env.reset(seed=0)
+        computed.append(sys.modules["habitat_sim"].made[-1].num_recomputed)
+        env.close()
+    assert computed == [1, 0, 1]
 
 
 def test_objectnav_goes_to_the_nearest_view_point_and_scenes_change(hall: Path) -> None:

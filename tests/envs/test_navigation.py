@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -63,11 +64,43 @@ def test_the_follower_walks_turns_and_stops() -> None:
 
 
 def test_the_follower_leaves_small_angles_alone_and_keeps_to_its_chunk() -> None:
-    off = math.radians(14)
-    assert follow(0.0, [(-math.sin(off), 0.0, -math.cos(off))], max_actions=1) == ["forward"]
-    off = math.radians(16)
-    assert follow(0.0, [(-math.sin(off), 0.0, -math.cos(off))], max_actions=1) == ["left"]
+    for degrees, action in ((14, "forward"), (16, "left")):
+        off = math.radians(degrees)
+        assert follow(0.0, [(-2 * math.sin(off), 0.0, -2 * math.cos(off))], max_actions=1) == [action]
     assert len(follow(0.0, [(0.0, 0.0, -9.0)], max_actions=4)) == 4
+
+
+def walk(start: Place, yaw: float, goals: list[Place], radius_m: float) -> bool:
+    """Follow the expert in an open plane, in habitat's steps of 0.25 m and turns of 30 degrees; whether it stops there.
+
+    What it does in chunks and one by one is the same, so it is asked for chunks of three.
+    """
+
+    def path(here: Place) -> list[Place]:
+        return [here, min(goals, key=lambda goal: math.dist(here, goal))]
+
+    at, turn = start, math.radians(30)
+    for _ in range(60):
+        chunk = greedy_actions(
+            at, yaw, path, lambda _, end: end, radius_m=radius_m, forward_m=0.25, turn=turn, max_actions=3
+        )
+        for action in chunk:
+            if action == "stop":
+                return min(math.dist(at, goal) for goal in goals) <= radius_m
+            yaw += {"left": turn, "right": -turn}.get(action, 0.0)
+            at = ahead(at, yaw, 0.25) if action == "forward" else at
+    return False
+
+
+@pytest.mark.parametrize("radius_m", [0.09, 0.18])
+@pytest.mark.parametrize("num_views", [1, 8])
+def test_the_follower_stops_inside_a_goal_that_is_smaller_than_a_step(radius_m: float, num_views: int) -> None:
+    rng = random.Random(num_views)
+    angles = [2 * math.pi * view / num_views for view in range(num_views)]
+    goals: list[Place] = [(0.9 * math.cos(angle), 0.0, 0.9 * math.sin(angle)) for angle in angles]
+    for _ in range(100):
+        start = (rng.uniform(-3, 3), 0.0, rng.uniform(-3, 3))
+        assert walk(start, rng.uniform(-math.pi, math.pi), goals, radius_m), start
 
 
 def test_the_follower_stops_where_it_is_or_where_no_way_leads_on() -> None:

@@ -69,6 +69,7 @@ class Simulator:
         assert not made, "habitat-sim allows one simulator a process"
         made.append(self)
         self.scenes: list[str] = []
+        self.num_recomputed = 0
         self.pathfinder = PathFinder()
         self.reconfigure(configuration)
 
@@ -79,6 +80,7 @@ class Simulator:
     def seed(self, seed: int) -> None: ...
 
     def recompute_navmesh(self, pathfinder: PathFinder, settings: NavMeshSettings) -> bool:
+        self.num_recomputed += 1
         return True
 
     def initialize_agent(self, number: int) -> None:
