@@ -174,7 +174,7 @@ def scene_xml(layout: Layout, fov_deg: float, textures: bool) -> str:
     return f"""
 <mujoco>
   <option timestep="{_SUBSTEP_S}" gravity="0 0 0"/>
-  <visual><headlight ambient="0.5 0.5 0.5" diffuse="0.4 0.4 0.4" specular="0.1 0.1 0.1"/>
+  <visual><headlight ambient="0.85 0.85 0.85" diffuse="0.3 0.3 0.3" specular="0.1 0.1 0.1"/>
     <map znear="0.02" zfar="60"/></visual>
   <statistic extent="1"/>
   <asset>

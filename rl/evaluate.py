@@ -86,6 +86,7 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     recorder.close()
     if ranks.rank == 0:
+        recorder.remove_older(len(manifest))
         write_json(folder / "results.json", asdict(evaluation) | {"manifest_seed": config.eval.manifest_seed})
     return evaluation
 
@@ -110,7 +111,7 @@ def evaluate_command(
         config = replace(config, model=replace(config.model, path=checkpoint))
     elif checkpoint:
         source = _complete_checkpoint(Path(checkpoint))
-    name = policy if policy != "model" or not checkpoint else (source or Path(checkpoint)).name
+    name = policy if policy != "model" or not checkpoint else results_name(source or Path(checkpoint), config.run_dir)
     folder = Path(config.run_dir) / "eval" / name
     done: Measured | None
     with StopSignals() as stop:
@@ -145,6 +146,13 @@ def _evaluate_baseline(
         choose = (expert_choice if expert else random_choice)(pool.action_names)
         player = ScriptedPlayer(choose, None)
         return evaluate(config, pool, player, Alone(), folder, videos=videos, should_stop=stop.requested)
+
+
+def results_name(model: Path, run_dir: str) -> str:
+    """What the results of a checkpoint or model folder are called: with its run's name, where that is another run."""
+    model = model.resolve()
+    run = model.parents[1] if model.parent.name == "checkpoints" else model.parent
+    return model.name if run == Path(run_dir).resolve() else f"{run.name}-{model.name}"
 
 
 def _complete_checkpoint(path: Path) -> Path:
@@ -203,6 +211,13 @@ class Recorder:
             self._write(index)
         if self._shown:
             write_filmstrips(self._folder / "episodes.png", [self._shown[index] for index in sorted(self._shown)])
+
+    def remove_older(self, num_episodes: int) -> None:
+        """Remove what an earlier evaluation recorded of episodes that this one does not: it has other numbers."""
+        kept = {f"episode_{index:03d}.mp4" for index in range(min(self._num_episodes, num_episodes))}
+        for file in self._folder.glob("episode_*.mp4"):
+            if file.name not in kept:
+                file.unlink()
 
     def _write(self, index: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -238,17 +238,24 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
         before, after: `results.json`, or folders that hold one.
 
     Raises:
-        UserError: a file cannot be read, or the two share no episode.
+        UserError: a file cannot be read, the two share no episode, or an episode of theirs is of different worlds.
     """
-    first, second = _outcomes(before), _outcomes(after)
-    shared = sorted(first.keys() & second.keys())
+    rows, other_rows = _episodes(before), _episodes(after)
+    shared = sorted(rows.keys() & other_rows.keys())
     if not shared:
         raise UserError(
             f"{before} and {after} share no episode: evaluate both with the same env, eval.episodes and "
             "eval.manifest_seed"
         )
-    lost = sum(first[key] is None or second[key] is None for key in shared)
-    pairs = [(bool(first[key]), bool(second[key])) for key in shared if None not in (first[key], second[key])]
+    for key in shared:
+        here, there = rows[key].get("geodesic_m"), other_rows[key].get("geodesic_m")
+        if here is not None and there is not None and not math.isclose(here, there, rel_tol=1e-6):
+            raise UserError(
+                f"episode {' '.join(key).strip()} begins {here:.3f} m from its goal in {before} and {there:.3f} m in "
+                f"{after}: evaluate both with the same env.options"
+            )
+    outcomes = [(rows[key]["success"], other_rows[key]["success"]) for key in shared]
+    pairs = [(bool(first), bool(second)) for first, second in outcomes if None not in (first, second)]
     only_first, only_second = pairs.count((True, False)), pairs.count((False, True))
     return {
         "episodes": len(pairs),
@@ -259,8 +266,8 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
         "only_a": only_first,
         "only_b": only_second,
         "p_value": sign_test(only_first, only_second),
-        "unpaired": len(first.keys() ^ second.keys()),
-        "lost": lost,
+        "unpaired": len(rows.keys() ^ other_rows.keys()),
+        "lost": len(shared) - len(pairs),
     }
 
 
@@ -272,20 +279,23 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def paired_interval(only_first: int, only_second: int, count: int) -> tuple[float, float]:
-    """Normal 95 % interval of the difference of two paired shares, within [-1, 1]."""
-    if count == 0:
-        return -1.0, 1.0
-    difference = (only_second - only_first) / count
-    variance = (only_first + only_second) / count - difference**2
-    half = Z_95 * math.sqrt(max(variance, 0.0) / count)
+    """95 % interval of the difference of two paired shares, within [-1, 1].
+
+    Agresti and Min's (2005): Wald's with half a pair added to each of the four outcomes, so that pairs that all agree,
+    or all differ one way, still leave a width.
+    """
+    pairs = count + 2
+    difference = (only_second - only_first) / pairs
+    variance = (only_first + only_second + 1) / pairs - difference**2
+    half = Z_95 * math.sqrt(variance / pairs)
     return max(difference - half, -1.0), min(difference + half, 1.0)
 
 
-def _outcomes(path: Path) -> dict[tuple[str, str], bool | None]:
-    """Success of each episode by scene and id; None where it was lost."""
+def _episodes(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Record of each episode by scene and id; its `success` is None where it was lost."""
     file = path / "results.json" if path.is_dir() else path
     try:
         rows = json.loads(file.read_text())["episodes"]
-        return {(row.get("scene") or "", row["id"]): row["success"] for row in rows}
+        return {(row.get("scene") or "", row["id"]): {**row, "success": row["success"]} for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is no results.json of `run.py eval`: {error!r}. Name one, or its folder") from error

@@ -11,7 +11,7 @@ import pytest
 from configs.errors import UserError
 from data.types import Sampling, TurnKey
 from envs.registration import heldout_manifest
-from rl.evaluate import Alone, eval_sampling, evaluate, evaluate_command
+from rl.evaluate import Alone, eval_sampling, evaluate, evaluate_command, results_name
 from rl.players import ModelPlayer, ScriptedPlayer, expert_choice
 from rl.scores import Evaluation, wilson_interval
 from tests.rl.fakes import GO, STAY, FakePolicy, FakePool, FakeRuntime, fake_config
@@ -95,6 +95,20 @@ def test_the_first_episodes_become_videos(tmp_path: Path) -> None:
     written = sorted(path.name for path in (tmp_path / "videos").iterdir())
     assert written == ["episode_000.mp4", "episode_001.mp4", "episodes.png"]
     assert all(path.stat().st_size > 500 for path in (tmp_path / "videos").iterdir())
+    play(tmp_path, videos=1)  # a second evaluation leaves nothing of the first beside its numbers
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode_000.mp4", "episodes.png"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("runs/a/checkpoints/rl_000120", "rl_000120"),
+        ("runs/b/checkpoints/rl_000120", "b-rl_000120"),
+        ("models/small", "models-small"),
+    ],
+)
+def test_results_of_another_run_bear_its_name(model: str, name: str, tmp_path: Path) -> None:
+    assert results_name(tmp_path / model, str(tmp_path / "runs/a")) == name
 
 
 def test_a_stopped_evaluation_writes_nothing(tmp_path: Path) -> None:

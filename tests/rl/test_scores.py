@@ -154,9 +154,14 @@ def test_sign_test(wins: int, losses: int, p: float) -> None:
 
 
 def test_paired_interval() -> None:
-    # 10 pairs, 5 to 1: d = 0.4, variance 0.6 - 0.16 = 0.44, half 1.959964 * sqrt(0.044) = 0.411126
-    assert paired_interval(1, 5, 10) == pytest.approx((-0.011126, 0.811126), abs=1e-6)
-    assert paired_interval(0, 3, 3) == (1.0, 1.0)
+    # 10 pairs, 5 to 1, each outcome half a pair more: d = 4 / 12, variance 7 / 12 - 1 / 9 = 0.472222,
+    # half 1.959964 * sqrt(0.472222 / 12) = 0.388804
+    assert paired_interval(1, 5, 10) == pytest.approx((-0.055471, 0.722138), abs=1e-6)
+    # d = 3 / 5, variance 4 / 5 - 9 / 25 = 0.44, half 1.959964 * sqrt(0.088) = 0.581419
+    assert paired_interval(0, 3, 3) == pytest.approx((0.018581, 1.0), abs=1e-6)
+    low, high = paired_interval(0, 0, 200)  # nothing differs: 1.959964 * sqrt(1 / 202 / 202)
+    assert (-low, high) == pytest.approx((0.009703, 0.009703), abs=1e-6)
+    assert paired_interval(0, 0, 0) == pytest.approx((-0.979982, 0.979982), abs=1e-6)
 
 
 def results(folder: Path, name: str, outcomes: dict[tuple[str, str], bool | None]) -> Path:
@@ -180,6 +185,18 @@ def test_compare_pairs_by_scene_and_id(tmp_path: Path) -> None:
     assert found["success_b"] == pytest.approx(7 / 9)
     assert found["difference"] == pytest.approx(4 / 9)
     assert found["p_value"] == pytest.approx(14 / 64)
+
+
+def test_compare_refuses_episodes_of_different_worlds(tmp_path: Path) -> None:
+    folders = []
+    for name, length in (("a", 2.5), ("b", 4.1)):
+        folders.append(results(tmp_path, name, {("attic", "1"): True}))
+        content = json.loads((folders[-1] / "results.json").read_text())
+        content["episodes"][0]["geodesic_m"] = length
+        (folders[-1] / "results.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"episode attic 1 begins 2\.500 m from its goal in .*a and 4\.100 m in .*b"):
+        compare(*folders)
+    assert compare(folders[0], folders[0])["episodes"] == 1
 
 
 def test_compare_names_what_it_cannot_read(tmp_path: Path) -> None:
