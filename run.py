@@ -14,11 +14,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from configs.environment import set_defaults
 from configs.errors import RunInterrupted, UserError
 from configs.load import load_config
 from configs.schema import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, args: argparse.Namespace) -> None:
@@ -63,8 +66,12 @@ def doctor(config: RunConfig, args: argparse.Namespace) -> None:
 def bench_env(config: RunConfig, args: argparse.Namespace) -> None:
     from bench.env_rate import measure, measure_bare, measure_pool
 
-    report = measure(config.env.id, args.seconds, **config.env.options)
-    report["bare"] = measure_bare(config.env, args.seconds)
+    report: dict[str, Any] = {"env": config.env.id, "options": config.env.options}
+    if config.env.python or config.env.address:
+        logger.info("env.python or env.address is set: only the pool is measured, not the simulator by itself")
+    else:
+        report = measure(config.env.id, args.seconds, **config.env.options)
+        report["bare"] = measure_bare(config.env, args.seconds)
     report["pool"] = measure_pool(config.env, args.seconds)
     print(json.dumps(report, indent=None if args.json else 2))
 

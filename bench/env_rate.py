@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.schema import EnvConfig
 from envs.pool import EnvPool
-from envs.registration import Episode, make_env
+from envs.registration import ONE_PER_PROCESS, Episode, make_env
 
 
 def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
@@ -56,18 +56,16 @@ def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
 def measure_bare(config: EnvConfig, seconds: float) -> dict[str, Any]:
     """What the simulator gives without a pool: as many processes, each stepping its share of the environments in turn.
 
-    The same episodes as `measure_pool` plays, with random actions, resets included. Runs in this interpreter, whatever
-    `config.python` says.
+    The same episodes as `measure_pool` plays, with random actions, resets included. Runs in this interpreter.
 
     Returns: steps_per_s (over all processes).
     """
     spawn = multiprocessing.get_context("spawn")
-    barrier, rates = spawn.Barrier(config.workers), spawn.SimpleQueue()
+    count = config.num_envs if config.id in ONE_PER_PROCESS else min(config.workers, config.num_envs)
+    barrier, rates = spawn.Barrier(count), spawn.SimpleQueue()
     processes = [
-        spawn.Process(
-            target=_step_bare, args=(config, range(first, config.num_envs, config.workers), seconds, barrier, rates)
-        )
-        for first in range(config.workers)
+        spawn.Process(target=_step_bare, args=(config, range(first, config.num_envs, count), seconds, barrier, rates))
+        for first in range(count)
     ]
     for process in processes:
         process.start()

@@ -17,7 +17,7 @@ EVERYWHERE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM's weights are views of the trainer's: one process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork of environment workers
+    "TOKENIZERS_PARALLELISM": "false",  # threads of a tokenizer, for prompts this short
 }
 CPU = {
     "DS_ACCELERATOR": "cpu",

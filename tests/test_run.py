@@ -154,6 +154,8 @@ def test_bench_env_measures_the_configs_environment(tmp_path: Path, capsys: pyte
     assert result["steps_per_s"] > 0
     assert result["bare"]["steps_per_s"] > 0
     assert result["pool"]["steps_per_s"] > 0
+    assert run.main(["bench", "env", path, "--seconds", "0.2", "--json", f"env.python={sys.executable}"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"env", "options", "pool"}
 
 
 def test_an_environment_that_does_not_exist_is_a_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ def check(report: dict, episodes: int) -> None:
     assert report["wrong_starts"] == 0
     assert report["open_files"][1] <= report["open_files"][0] + 2
     assert report["rss_mib"][-1] < report["rss_mib"][1] + 16
+    assert report["worker_rss_mib"] < 90  # Python, numpy and four small worlds are 58
 
 
 @pytest.mark.timeout(120)
