@@ -172,6 +172,8 @@ def _cross_checks(config: RunConfig) -> Iterator[tuple[str, str]]:
     if rollout.max_tokens >= runtime.max_model_len:
         limit = f"less than runtime.max_model_len ({runtime.max_model_len}), which the prompt is part of"
         yield "rollout.max_tokens", f"{rollout.max_tokens}, expected {limit}."
+    if runtime.zero_stage == 0 and config.model.dtype == "bfloat16":
+        yield "runtime.zero_stage", "0, expected 1, 2 or 3 with model.dtype=bfloat16: 0 has no float32 gradients."
     if runtime.schedule == "streamed" and config.rl.advantage in NEEDS_BATCH:
         why = f"rl.advantage={config.rl.advantage} needs the whole batch before any group can be trained on"
         yield "runtime.schedule", f"streamed, but {why}: expected overlapped."

@@ -114,7 +114,10 @@ class EpisodeLoop:
             self._admit(waiting)
             if not self._by_place:
                 return
-            requests = [request for result in self._results() if (request := self._observe(result))]
+            results = self._results()
+            if self._should_stop():
+                return
+            requests = [request for result in results if (request := self._observe(result))]
             if requests:
                 self._player.ask(requests)
             for decision in self._decisions():
@@ -137,10 +140,14 @@ class EpisodeLoop:
         """What the simulators have: in waves all of it, in index order; else what is there."""
         if not self._stepping:
             return []
-        if self._config.rollout.deterministic:
-            results = self._pool.wait(sorted(self._stepping))
-            return sorted(results, key=lambda result: self._by_slot[result.slot].place)
-        return self._pool.poll(0.0 if self._player.is_thinking() else IDLE_WAIT_S)
+        if not self._config.rollout.deterministic:
+            return self._pool.poll(0.0 if self._player.is_thinking() else IDLE_WAIT_S)
+        results: list[EnvResult] = []
+        while len(results) < len(self._stepping) and not self._should_stop():
+            results += self._pool.poll(IDLE_WAIT_S)
+            decided = self._player.poll()  # for the window's work: nothing is asked
+            assert not decided, "a turn was decided that nobody waits for"
+        return sorted(results, key=lambda result: self._by_slot[result.slot].place)
 
     def _decisions(self) -> list[Decision]:
         """What the player decided: in waves all of it, in index order; else what is there."""

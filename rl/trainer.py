@@ -243,6 +243,7 @@ class Trainer:
             progress.before = record
         if progress.best is None or done.success > progress.best["success"]:
             progress.best = record
+        self.runtime.forget_times()
         seconds = self._note_wall_time()
         self.log.write("rl", step, done.metrics() | {"time/eval_s": seconds})
         logger.info("%s", evaluation_line(step, done, seconds))

@@ -205,6 +205,9 @@ class Trainer:
 
 
 def _deepspeed_config(train: TrainConfig, runtime: RuntimeConfig, dtype: torch.dtype) -> dict[str, Any]:
+    # In bfloat16 DeepSpeed has another optimizer for stage 1, without the flat buffer. Stage 2 differs in how gradients
+    # are reduced, which is done here, so it makes the same step.
+    stage = 2 if runtime.zero_stage == 1 and dtype == torch.bfloat16 else runtime.zero_stage
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -215,7 +218,7 @@ def _deepspeed_config(train: TrainConfig, runtime: RuntimeConfig, dtype: torch.d
         "bf16": {"enabled": dtype == torch.bfloat16},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
-            "stage": runtime.zero_stage,
+            "stage": stage,
             "overlap_comm": False,
             "contiguous_gradients": False,
             "reduce_bucket_size": 5_000_000,

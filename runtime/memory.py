@@ -60,6 +60,14 @@ class ModelShape:
         """Keys and values of a row (bytes)."""
         return tokens * self.layers * self.key_value * self.item_bytes
 
+    def context_copies_bytes(self, tokens: int) -> int:
+        """What a row's graph keeps of keys and values attended to: as its leaves, and joined to its own (bytes)."""
+        return 2 * self.keys_bytes(tokens)
+
+    def context_gradient_bytes(self, tokens: int) -> int:
+        """Gradients of keys and values that come back to the rows attended to, in float32 (bytes)."""
+        return tokens * self.layers * self.key_value * 4
+
     def logits_bytes(self, targets: int) -> int:
         """Float32 logits that are held at once for a row of so many targets (bytes)."""
         return LOGITS_COPIES * 4 * min(targets, LOGITS_CHUNK) * self.vocabulary
@@ -170,13 +178,9 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
         step = {"rollout": "HOST", "score": "HOST", "train": "HOST", "update": "HBM"}
         reference_at = {**everywhere, "update": "HOST"}
     shards = world_size if config.runtime.zero_stage else 1
-    reference = shape.parameters * shape.item_bytes if config.rl.kl_coef else 0
-    row = config.runtime.microbatch_tokens
-    prompt = config.runtime.max_model_len - config.rollout.max_tokens
-    prompts = -(-config.rl.groups_per_step // world_size) * config.rl.group_size * config.env.max_turns
-    boundaries = min(config.runtime.boundary_budget_bytes, shape.graph_bytes(prompts * prompt))
+    reference = shape.trainable * shape.item_bytes if config.rl.kl_coef else 0  # a frozen tower is the actor's
+    boundaries, activations = _working_set(config, shape, world_size)
     features = 0 if config.train.vision_tower == "trained" else config.runtime.vision_cache_bytes
-    activations = shape.graph_bytes(row) + shape.layer_graph_bytes(prompt)
     held: dict[Phase, Residency] = {**work, "rollout": "HBM"} if config.runtime.reuse_prefill else work
     buffers = (
         Buffer("weights", shape.parameters * shape.item_bytes, everywhere, "model.path (a smaller model)"),
@@ -187,9 +191,25 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
         Buffer("boundaries", boundaries, held, "runtime.boundary_budget_bytes"),
         Buffer("vision_features", features, everywhere, "runtime.vision_cache_bytes"),
         Buffer("activations", activations, work, "runtime.microbatch_tokens"),
-        Buffer("logits", shape.logits_bytes(row), work, "runtime.microbatch_tokens"),
+        Buffer("logits", shape.logits_bytes(config.runtime.microbatch_tokens), work, "runtime.microbatch_tokens"),
     )
     return Plan(buffers)
+
+
+def _working_set(config: RunConfig, shape: ModelShape, world_size: int) -> tuple[int, int]:
+    """Most bytes of encodings that wait for their use, and of those that are in use."""
+    row, group = config.runtime.microbatch_tokens, config.rl.group_size
+    prompt = config.runtime.max_model_len - config.rollout.max_tokens
+    prompts = -(-config.rl.groups_per_step // world_size) * group * config.env.max_turns
+    boundaries = min(config.runtime.boundary_budget_bytes, shape.graph_bytes(prompts * prompt))
+    context, copies = prompt, shape.context_copies_bytes(prompt)
+    if config.agent.context == "history":  # all turns of a group wait for their backward; graphs are kept in the budget
+        context = group * config.runtime.max_model_len
+        copies = shape.context_copies_bytes(context) // shape.layers
+        reference = shape.keys_bytes(context) if config.rl.kl_coef else 0
+        boundaries = max(boundaries, shape.boundary_bytes(context) + reference)
+    activations = shape.graph_bytes(row) + shape.layer_graph_bytes(prompt)
+    return boundaries, activations + copies + shape.context_gradient_bytes(context)
 
 
 @dataclass

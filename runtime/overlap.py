@@ -64,6 +64,8 @@ class OverlapMeter:
     def efficiency(self, seconds: Mapping[str, float], counts: Mapping[str, int], *, concurrent: bool) -> float:
         """(Decode alone + jobs alone) / together since the last call: above 1 where overlap gains.
 
+        Jobs that ran idle took no longer than the wait for simulators that they filled.
+
         Args:
             seconds: time of quanta by `place/kind` (s).
             counts: quanta by `place/kind`.
@@ -72,15 +74,17 @@ class OverlapMeter:
         """
         if concurrent:
             self._learn(seconds, counts)
-        jobs_s = 0.0
+        jobs_s = idle_s = 0.0
         for name, count in counts.items():
             place, _, kind = name.partition("/")
             if place == "beside":
                 known = self._quantum_s.get(kind) if concurrent else None
                 jobs_s += seconds.get(name, 0.0) if known is None else count * known
-        together_s, decode_s = self._together_s, self._decode_s
+            elif place == "idle":
+                idle_s += seconds.get(name, 0.0)
+        together_s, alone_s = self._together_s + idle_s, self._decode_s + jobs_s + 2 * idle_s
         self._together_s = self._decode_s = 0.0
-        return (decode_s + jobs_s) / together_s if together_s else 1.0
+        return alone_s / together_s if together_s else 1.0
 
     def _learn(self, seconds: Mapping[str, float], counts: Mapping[str, int]) -> None:
         totals: dict[str, float] = defaultdict(float)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,14 +10,14 @@ from torch import nn
 
 
 class HostCopy:
-    """A frozen model's weights in pinned host memory as well, so that the device's copy can be dropped and made again.
+    """Frozen weights in pinned host memory as well, so that the device's copy can be dropped and made again.
 
     Args:
-        model: its parameters must not change any more, except through `refresh`.
+        parameters: must not change any more, except through `refresh`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
         self._device = self._parameters[0].device
         self._pin = self._device.type == "cuda"
         self._host = [torch.empty_like(p, device="cpu", pin_memory=self._pin) for p in self._parameters]
@@ -25,7 +25,7 @@ class HostCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over what the model holds now."""
+        """Take over what the parameters hold now."""
         for parameter, host in zip(self._parameters, self._host, strict=True):
             host.copy_(parameter)
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -37,6 +38,7 @@ from runtime.window import JOB_KINDS, SCHEDULES, Fallback, Job, JobKind, Window
 from runtime.work import GroupWork, Packing
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WAKE_MARGIN = 2 << 30
 """Free device memory, beside the KV cache's, below which PyTorch's idle memory is given back before it (bytes)."""
@@ -74,7 +76,6 @@ class Rollplex:
         self.config = config
         self.model_dir = model_dir
         self.vocabulary = vocabulary
-        self._exit = ExitStack()
         self._gathered = ExitStack()
         init_distributed()
         train_tower = config.train.vision_tower == "trained"
@@ -108,7 +109,7 @@ class Rollplex:
         self._registered: list[_Registered] = []
         self._train_order: list[int] = []
         self.train_order: tuple[int, ...] = ()
-        """Indices of this rank's groups in the order in which the last update added their gradients."""
+        """Indices of the last update's groups, rank by rank in the order in which each added their gradients."""
         self._batch_ended = False
         self._engine: RolloutEngine | None = None
         self._kv_lease = 0
@@ -262,9 +263,11 @@ class Rollplex:
         clean, start = not self.lane.outstanding(), time.perf_counter()
         with tracing.span("decode"), self.lane.decode():
             ended = self._engine.step()
-        step = DecodeStep(time.perf_counter() - start, running, waiting > 0, clean)
+        seconds, still_waiting = time.perf_counter() - start, self._engine.load()[1]
+        admitted = still_waiting < waiting
         self._offer_prefilled(key for key, _ in ended)
-        self.window.pump(step, hold=self.lane.concurrent and self._engine.load()[1] > 0)
+        prefills_next = still_waiting > 0 and (admitted or bool(ended))  # else there is no room for another sequence
+        self.window.pump(DecodeStep(seconds, running, admitted, clean), hold=self.lane.concurrent and prefills_next)
         for key, response in ended:
             if key in self._open:
                 self._open.remove(key)
@@ -339,10 +342,14 @@ class Rollplex:
         for index in sorted(self._groups) if deterministic else list(waiting):
             if item := waiting.get(index):
                 item.streamed = True
-                self.updater.sums["window/blocked_s"] += time.perf_counter() - item.since_s
+                self._note_wait(item)
                 self.window.add(Job("train", self._train(item)))
             elif deterministic and not any(other.group.index == index for other in self._registered):
                 break
+
+    def _note_wait(self, item: _Registered) -> None:
+        """Count how long a finished group was kept from the window by the order that is wanted."""
+        self.updater.sums["window/blocked_s"] += time.perf_counter() - item.since_s
 
     def _train(self, item: _Registered) -> Steps:
         item.trained = True
@@ -371,6 +378,8 @@ class Rollplex:
                 self._registered, key=lambda item: (place.get(item.group.index, len(place)), item.group.index)
             ):
                 if not item.trained:
+                    if self.window.admits("train"):  # it waited for a group that never came
+                        self._note_wait(item)
                     self.window.run(Job("train", self._train(item)))
         self.updater.release()  # what was encoded for rollouts that did not become part of a group
         self._prefilling.clear()
@@ -396,6 +405,8 @@ class Rollplex:
         if self._engine is not None:
             self._engine.check_idle()
         self.finish_gradients(order)
+        order_here, self._train_order = self._train_order, []
+        self.train_order = tuple(index for part in self._gather(order_here) for index in part)
         self.ledger.enter("update")
         sums = self.all_reduce(self.updater.take_sums())
         denominator = sums.get("denominator", 0.0)
@@ -405,7 +416,6 @@ class Rollplex:
             grad_norm = self.trainer.step(lr, denominator)
         with tracing.span("publish"):
             self._publish()
-        self.train_order, self._train_order = tuple(self._train_order), []
         self._stats = self._step_stats(sums, denominator) | {"train/grad_norm": grad_norm, "train/lr": lr}
         self.ledger.enter("rollout")
 
@@ -441,13 +451,20 @@ class Rollplex:
     def start_rl(self) -> None:
         """Freeze the reference: the actor's weights as they are now."""
         model = self.trainer.engine.module
-        frozen = copy.deepcopy(model) if self.updater.reference is None else self.updater.reference.model
+        if self.updater.reference is None:
+            tower = model.model.visual
+            shared = {} if self.vision is None else {id(tower): tower}  # a frozen tower is the actor's and reference's
+            frozen = copy.deepcopy(model, memo=shared)
+        else:
+            frozen = self.updater.reference.model
         frozen.load_state_dict(model.state_dict())
         frozen.requires_grad_(False)
+        actors = set(model.parameters())
+        own = [parameter for parameter in frozen.parameters() if parameter not in actors]
         if self.updater.reference is None:
-            self.ledger.lease("reference", sum(_bytes(parameter) for parameter in frozen.parameters()))
+            self.ledger.lease("reference", sum(map(_bytes, own)))
         self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature, self.vision)
-        self._reference_copy = HostCopy(frozen) if self.trainer.offloads else None
+        self._reference_copy = HostCopy(own) if self.trainer.offloads else None
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -455,16 +472,21 @@ class Rollplex:
         """Combine values over ranks: sums, and maxima of keys that end in `_max`. Ranks may lack keys."""
         if self.world_size == 1:
             return values
-        gathered: list[dict[str, float]] = [{} for _ in range(self.world_size)]
-        torch.distributed.all_gather_object(gathered, values)
         result: dict[str, float] = {}
-        for part in gathered:
+        for part in self._gather(values):
             for name, value in part.items():
                 if name.endswith("_max"):
                     result[name] = max(result.get(name, value), value)
                 else:
                     result[name] = result.get(name, 0.0) + value
         return result
+
+    def _gather(self, value: T) -> list[T]:
+        """A value of every rank, by rank."""
+        gathered = [value] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(gathered, value)
+        return gathered
 
     def _step_stats(self, sums: dict[str, float], denominator: float) -> dict[str, float]:
         sampled = max(sums.get("mismatch/tokens", 0.0), 1.0)
@@ -498,6 +520,11 @@ class Rollplex:
         stats["hbm/planned_peak_bytes"] = float(max(self.plan.peak(phase) for phase in PHASES))
         return stats
 
+    def forget_times(self) -> None:
+        """Leave what was done since the last update, such as an evaluation, out of the next one's times."""
+        TIMELINE.clear()
+        self.lane.seconds()
+
     def stats(self) -> dict[str, float]:
         """Numbers of the last update, over all ranks (seconds and bytes are this rank's)."""
         return dict(self._stats)
@@ -506,7 +533,8 @@ class Rollplex:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and reference. Every rank calls it; its part goes into the same folder."""
-        with self._scattered():
+        self._sleep()
+        with self._scattered(), self._optimizer_room():
             self.trainer.save(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.updater.reference is not None and self.rank == 0:
@@ -520,7 +548,8 @@ class Rollplex:
             FileNotFoundError: the folder lacks this rank's state.
         """
         state = torch.load(folder / f"runtime_{self.rank}.pt")
-        with self._scattered():
+        self._sleep()
+        with self._scattered(), self._optimizer_room():
             self.trainer.load(folder)
         if self.vision is not None:
             self.vision.clear()

@@ -61,6 +61,11 @@ class Timeline:
         last, self.seconds = self.seconds, {}
         return last
 
+    def clear(self) -> None:
+        """Forget the seconds and spans so far: they are no part of what is measured."""
+        self.seconds.clear()
+        self._events.clear()
+
     def write(self, path: Path) -> None:
         """Write the events so far as a Chrome trace (one row a lane), and forget them."""
         lanes = {lane: row for row, lane in enumerate(dict.fromkeys(event.lane for event in self._events))}

@@ -89,7 +89,12 @@ class Updater:
             return "nothing" if self.shape.keys_bytes(row.num_tokens) <= self._free() else None
         if self.shape.boundary_bytes(row.num_tokens) > self._free():
             return None
-        return "graph" if self.shape.graph_bytes(row.num_tokens) <= self._free() // GRAPHS_AHEAD else "inputs"
+        return "graph" if self._kept_bytes(row, self.shape.layers) <= self._free() // GRAPHS_AHEAD else "inputs"
+
+    def _kept_bytes(self, row: Row, graph_layers: int) -> int:
+        """What an encoding keeps for its backward: its boundary, and the graphs of some layers with their context."""
+        copies = self.shape.context_copies_bytes(_context_tokens(row)) * graph_layers // self.shape.layers
+        return self.shape.graph_bytes(row.num_tokens, graph_layers) + copies
 
     def _free(self) -> int:
         return self.ledger.room("boundaries", self.budget)
@@ -112,9 +117,7 @@ class Updater:
             context = [kept[other] for other in row.context]
             encoding = yield from encode(model, row, context, keep=keep, graph_layers=layers)
             buffer = "activations" if now and keep == "graph" else "boundaries"
-            size = self.shape.graph_bytes(row.num_tokens, layers)
-            if keep == "nothing":
-                size = self.shape.keys_bytes(row.num_tokens)
+            size = self._kept_bytes(row, layers) if keep != "nothing" else self.shape.keys_bytes(row.num_tokens)
             self._leases[encoding] = self.ledger.lease(buffer, size)
             self.sums["tokens/computed"] += row.num_tokens
             kept[row] = encoding
@@ -124,14 +127,14 @@ class Updater:
         """Layers of a row whose graph is kept: all or none, or where its backward comes next what there is room for."""
         if keep != "inputs" or not now:
             return self.shape.layers if keep == "graph" else 0
-        room = self._free() - self.shape.boundary_bytes(row.num_tokens)
-        return max(0, min(room // max(1, self.shape.layer_graph_bytes(row.num_tokens)), self.shape.layers))
+        boundary, whole = self._kept_bytes(row, 0), self._kept_bytes(row, self.shape.layers)
+        layer = max(1, (whole - boundary) // self.shape.layers)
+        return max(0, min((self._free() - boundary) // layer, self.shape.layers))
 
     def _reuse(self, row: Row, prefill: TakenPrefill) -> Steps:
         """Make an encoding for the actor of what the rollout engine computed of a row."""
-        lease = self.ledger.lease("boundaries", self.shape.boundary_bytes(row.num_tokens))
         encoding = yield from reuse(self.actor, row, prefill.version, prefill.inputs, prefill.final)
-        self._leases[encoding] = lease
+        self._leases[encoding] = self.ledger.lease("boundaries", self.shape.boundary_bytes(row.num_tokens))
         self._encodings[self.actor][row] = encoding
         self.sums["tokens/reused"] += row.num_tokens
 
@@ -169,20 +172,24 @@ class Updater:
 
     def _train_tree(self, work: GroupWork, tree: Sequence[Unit], loss: GroupLoss) -> Steps:
         """Forward and loss of every response, ancestors first; then backward, children first."""
-        for unit in tree:
-            if loss.needs_reference and not unit.scored:
-                yield from self.score_reference(work, unit)
-            yield from self._encoding(self.actor, unit.prompts, "inputs", now=True)
-            for item in unit.responses:
-                yield from self._encoding(self.actor, item.row, "graph", now=True)
-                self._differentiate_loss(item, loss)
-                if not work.packing.chain:  # nothing attends to it
-                    yield from self._backward(item.row)
-        for unit in reversed(tree):
-            for row in reversed(unit.rows):
-                if row in self._encodings[self.actor]:
-                    yield from self._backward(row)
-            self._count_tokens(unit)
+        chain = work.packing.chain
+        attended = sum(row.num_tokens for unit in tree for row in (unit.rows if chain else [unit.prompts]))
+        with self.ledger.hold("activations", self.shape.context_gradient_bytes(attended)):
+            for unit in tree:
+                if loss.needs_reference and not unit.scored:
+                    yield from self.score_reference(work, unit)
+                yield from self._encoding(self.actor, unit.prompts, "inputs", now=True)
+                for item in unit.responses:
+                    # In a chain later turns attend to it, so it stays until all of them are differentiated.
+                    yield from self._encoding(self.actor, item.row, "inputs" if chain else "graph", now=True)
+                    self._differentiate_loss(item, loss)
+                    if not chain:
+                        yield from self._backward(item.row)
+            for unit in reversed(tree):
+                for row in reversed(unit.rows):
+                    if row in self._encodings[self.actor]:
+                        yield from self._backward(row)
+                self._count_tokens(unit)
 
     def _backward(self, row: Row) -> Steps:
         encoding, context = self._encodings[self.actor][row], self._context(self.actor, row)
@@ -255,6 +262,10 @@ class Updater:
         answers = sum(len(response.token_ids) for item in unit.responses for response in item.responses)
         self.sums["tokens/trained"] += fed
         self.sums["tokens/naive"] += sum(len(prompt.token_ids) for prompt in unit.prompt_of.values()) + answers
+
+
+def _context_tokens(row: Row) -> int:
+    return sum(other.num_tokens for other in row.context)
 
 
 def _behaviour(responses: Sequence[Response]) -> Tensor:

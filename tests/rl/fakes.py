@@ -192,6 +192,9 @@ class FakeRuntime:
                 self.weights = (self.weights * 31 + hash(value)) % (1 << 31)
         self._pending = []
 
+    def forget_times(self) -> None:
+        pass
+
     def stats(self) -> dict[str, float]:
         learned = {
             "train/loss": self.weights / (1 << 31),

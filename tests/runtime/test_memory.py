@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.models import resolve_model
-from configs.schema import RLConfig, RunConfig, RuntimeConfig
+from configs.schema import AgentConfig, RLConfig, RunConfig, RuntimeConfig
 from runtime.memory import HBMExhausted, Ledger, LedgerError, ModelShape, format_bytes, model_shape, plan
 
 SHAPE = ModelShape(
@@ -29,15 +29,27 @@ def test_plan_counts_bytes_by_hand() -> None:
         "boundaries": 777,
         "vision_features": 256 << 20,
         # A row of 16 tokens, 2 layers, 2 bytes: boundary 4 + 8, graph 8 hiddens, 3 intermediates and keys and values;
-        # and one layer's graph of the longest prompt.
-        "activations": 16 * 2 * 2 * (4 + 8) + 16 * 2 * 2 * (8 * 8 + 3 * 16 + 4) + 1016 * 2 * (8 * 8 + 3 * 16 + 4),
+        # and of the longest prompt one layer's graph, two copies of its keys and values, their gradients in 4 bytes.
+        "activations": 16 * 2 * 2 * (4 + 8)
+        + 16 * 2 * 2 * (8 * 8 + 3 * 16 + 4)
+        + 1016 * 2 * (8 * 8 + 3 * 16 + 4)
+        + 2 * (1016 * 2 * 4 * 2)
+        + 1016 * 2 * 4 * 4,
         "logits": 4 * 4 * 16 * 32,
     }
 
 
+def test_a_chain_keeps_the_turns_of_a_group() -> None:
+    runtime = RuntimeConfig(microbatch_tokens=16, boundary_budget_bytes=0, max_model_len=512)
+    rl = RLConfig(group_size=4, kl_coef=0.1)
+    found = sizes(RunConfig(runtime=runtime, rl=rl, agent=AgentConfig(context="history")))
+    # 4 x 512 tokens, 2 layers, 2 bytes: keys and values 4 and inputs 8 of the actor, keys and values 4 of the reference
+    assert found["boundaries"] == 4 * 512 * 2 * 2 * (4 + 8 + 4)
+
+
 def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:
     config = RunConfig(rl=RLConfig(kl_coef=0.1))
-    assert sizes(config)["reference"] == 2000
+    assert sizes(config)["reference"] == 2 * 800  # the frozen tower is the actor's
     assert sizes(config, world_size=2)["optimizer"] == 6 * 800
     stage0 = RunConfig(runtime=RuntimeConfig(zero_stage=0))
     assert sizes(stage0, world_size=2)["optimizer"] == 12 * 800

@@ -55,3 +55,12 @@ def test_what_a_kind_costs_alone_is_remembered() -> None:
     meter.add(step(1.0, clean=True), 0, 0.0)
     meter.add(step(1.0), 1, 0.0)
     assert meter.efficiency({"beside/train": 3.0}, {"beside/train": 1}, concurrent=True) == pytest.approx(1.5)
+
+
+def test_work_that_simulators_hid_is_a_gain() -> None:
+    meter = OverlapMeter()
+    meter.add(step(1.0, clean=True), 2, 0.5)  # between decode steps: a loss of 0.1 s
+    seconds = {"beside/train": 0.4, "idle/train": 3.0}
+    counts = {"beside/train": 2, "idle/train": 15}
+    # Alone: decode 1.0, jobs 0.4 and 3.0, simulators 3.0; together 1.5 and 3.0.
+    assert meter.efficiency(seconds, counts, concurrent=False) == pytest.approx(7.4 / 4.5)

@@ -9,7 +9,7 @@ from runtime.parking import HostCopy
 def test_parked_weights_come_back_and_a_refresh_is_kept() -> None:
     layer = nn.Linear(3, 2)
     before = layer.weight.detach().clone()
-    copy = HostCopy(layer)
+    copy = HostCopy(layer.parameters())
     address = layer.weight.data_ptr()
     with copy.parked():
         assert layer.weight.data_ptr() != address
