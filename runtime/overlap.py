@@ -24,6 +24,25 @@ class DecodeStep(NamedTuple):
     """No window work was under way when it began."""
 
 
+class Load(NamedTuple):
+    """Responses of the rollout engine (counts)."""
+
+    running: int
+    waiting: int
+    """Their prompts have yet to be computed."""
+
+
+def prefills(before: Load, after: Load, num_ended: int) -> tuple[bool, bool]:
+    """Whether a decode step computed prompts too, and whether the next one will: if there is room for another response.
+
+    Args:
+        before, after: the engine's load around the step.
+        num_ended: responses that ended in it, and made room (count).
+    """
+    admitted = after.waiting < before.waiting
+    return admitted, after.waiting > 0 and (admitted or num_ended > 0)
+
+
 @dataclass
 class OverlapMeter:
     """Sums one optimizer step's decode steps; what a step or a quantum costs alone is remembered."""

@@ -26,7 +26,7 @@ from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.kernels import Kernels
 from runtime.lane import InlineLane, StreamLane, make_lane
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
-from runtime.overlap import DecodeStep, OverlapMeter
+from runtime.overlap import DecodeStep, OverlapMeter, prefills
 from runtime.parking import HostCopy
 from runtime.prefix_tree import Row, StaleEncoding
 from runtime.tracing import TIMELINE
@@ -259,15 +259,15 @@ class Rollplex:
         if self._engine is None or not self._engine.has_unfinished():
             self.window.pump()
             return []
-        running, waiting = self._engine.load()
-        clean, start = not self.lane.outstanding(), time.perf_counter()
+        load, clean, start = self._engine.load(), not self.lane.outstanding(), time.perf_counter()
         with tracing.span("decode"), self.lane.decode():
             ended = self._engine.step()
-        seconds, still_waiting = time.perf_counter() - start, self._engine.load()[1]
-        admitted = still_waiting < waiting
+        seconds = time.perf_counter() - start
+        prefilled, prefills_next = prefills(load, self._engine.load(), len(ended))
         self._offer_prefilled(key for key, _ in ended)
-        prefills_next = still_waiting > 0 and (admitted or bool(ended))  # else there is no room for another sequence
-        self.window.pump(DecodeStep(seconds, running, admitted, clean), hold=self.lane.concurrent and prefills_next)
+        self.window.pump(
+            DecodeStep(seconds, load.running, prefilled, clean), hold=self.lane.concurrent and prefills_next
+        )
         for key, response in ended:
             if key in self._open:
                 self._open.remove(key)

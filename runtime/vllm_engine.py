@@ -20,6 +20,7 @@ from torch import nn
 from configs.errors import UserError
 from configs.schema import RuntimeConfig
 from data.types import Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime.overlap import Load
 from runtime.prefill import PrefillHooks, Prefills
 from runtime.weights import Binding
 
@@ -230,10 +231,9 @@ class RolloutEngine:
     def has_unfinished(self) -> bool:
         return self.llm.llm_engine.has_unfinished_requests()
 
-    def load(self) -> tuple[int, int]:
-        """Responses under way, and those whose prompt waits for its prefill (counts)."""
-        counts: tuple[int, int] = self.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts()
-        return counts
+    def load(self) -> Load:
+        """Responses under way, and those whose prompt waits for its prefill."""
+        return Load(*self.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts())
 
     def step(self) -> list[tuple[TurnKey, Response]]:
         """One decode step; the responses that ended in it, by key."""

@@ -304,6 +304,12 @@ def test_the_digest_follows_what_decides_the_numbers_and_nothing_else(tmp_path: 
     assert config_digest(load_config(path, ["env.options.image_size=64"])) != digest
 
 
+def test_bfloat16_needs_float32_gradients() -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.zero_stage: 0, expected 1, 2 or 3 with model\.dtype=bfloat16"):
+        load_config("configs/demo.yaml", ["model.dtype=bfloat16", "runtime.zero_stage=0"])
+    load_config("configs/demo.yaml", ["model.dtype=float32", "runtime.zero_stage=0"])
+
+
 def test_a_loss_that_needs_the_whole_batch_cannot_be_streamed() -> None:
     with pytest.raises(ConfigError, match=r"runtime\.schedule: streamed, but rl\.advantage=reinforce_pp needs"):
         load_config("configs/demo.yaml", ["rl.advantage=reinforce_pp", "runtime.schedule=streamed"])

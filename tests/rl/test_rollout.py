@@ -89,6 +89,14 @@ def test_episodes_go_on_while_one_simulator_is_slow() -> None:
     assert pool.events.index(("step", 2)) > max(i for i, event in enumerate(pool.events) if event[1] != 2)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_runtime_works_on_while_simulators_step(deterministic: bool) -> None:
+    pool, runtime = FakePool(4, lambda episode: 3), FakeRuntime()
+    pool.slow_slots = dict.fromkeys(range(4), 100)  # nothing decodes for a hundred polls of the pool
+    collect(fake_config(rollout={"deterministic": deterministic}), pool, runtime, count=1)
+    assert runtime.num_polls > 100
+
+
 @pytest.mark.parametrize("num_envs", [3, 12, 50])
 def test_deterministic_order_and_records_do_not_depend_on_timing(num_envs: int) -> None:
     config = fake_config(rollout={"deterministic": True})

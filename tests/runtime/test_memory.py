@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent.models import resolve_model
-from configs.schema import AgentConfig, RLConfig, RunConfig, RuntimeConfig
+from configs.schema import AgentConfig, RLConfig, RolloutConfig, RunConfig, RuntimeConfig, TrainConfig
+from rl.losses import Scale, policy_loss
 from runtime.memory import HBMExhausted, Ledger, LedgerError, ModelShape, format_bytes, model_shape, plan
+from runtime.prefix_tree import GradientBuffer
+from runtime.update import Updater
+from runtime.vlm import SplitVLM
+from runtime.work import GroupWork, Packing
+from tests.runtime.support import load_tiny, random_chain_group, vocabulary_of
 
 SHAPE = ModelShape(
     parameters=1000, trainable=800, layers=2, hidden=8, intermediate=16, key_value=4, vocabulary=32, item_bytes=2
@@ -45,6 +53,30 @@ def test_a_chain_keeps_the_turns_of_a_group() -> None:
     found = sizes(RunConfig(runtime=runtime, rl=rl, agent=AgentConfig(context="history")))
     # 4 x 512 tokens, 2 layers, 2 bytes: keys and values 4 and inputs 8 of the actor, keys and values 4 of the reference
     assert found["boundaries"] == 4 * 512 * 2 * 2 * (4 + 8 + 4)
+
+
+@pytest.mark.parametrize("turns", [2, 6])
+@pytest.mark.parametrize("budget", [0, 300_000])
+def test_a_chain_holds_no_more_than_its_plan(turns: int, budget: int, model_cache: Path) -> None:
+    model, ledger, rl = load_tiny(model_cache, torch.float32), Ledger(), RLConfig(group_size=3, kl_coef=0.1)
+    folder = resolve_model("tiny:qwen2_5_vl", model_cache)
+    shape = model_shape(folder, "float32", train_tower=True)
+    generator = torch.Generator().manual_seed(turns)
+    group = random_chain_group(model, generator, 0, [[4] * turns] * 3, [1.0, 0.0, 0.5])
+    longest = max(len(turn.prompt.token_ids) for rollout in group.rollouts for turn in rollout.turns)
+    runtime = RuntimeConfig(microbatch_tokens=64, max_model_len=longest + 4, boundary_budget_bytes=budget)
+    config = RunConfig(
+        agent=AgentConfig(context="history"), rl=rl, rollout=RolloutConfig(max_tokens=4), runtime=runtime,
+        train=TrainConfig(vision_tower="trained"),
+    )  # fmt: skip
+    updater = Updater(
+        SplitVLM(model, vocabulary_of(model)), GradientBuffer(list(model.parameters())), shape, ledger, budget
+    )
+    updater.reference = SplitVLM(load_tiny(model_cache, torch.float32), vocabulary_of(model))
+    deque(updater.train(GroupWork.of(group, Packing(True, 64, chain=True)), policy_loss(rl, group, Scale(9))), maxlen=0)
+    planned = {buffer.name: buffer.num_bytes for buffer in plan(config, shape).buffers}
+    assert ledger.buffer_peaks["boundaries"] <= planned["boundaries"]
+    assert ledger.buffer_peaks["activations"] <= planned["activations"]
 
 
 def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:

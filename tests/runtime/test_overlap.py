@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.overlap import DecodeStep, OverlapMeter
+from runtime.overlap import DecodeStep, Load, OverlapMeter, prefills
 
 
 def step(seconds: float, running: int = 8, *, clean: bool = False, prefill: bool = False) -> DecodeStep:
@@ -64,3 +64,20 @@ def test_work_that_simulators_hid_is_a_gain() -> None:
     counts = {"beside/train": 2, "idle/train": 15}
     # Alone: decode 1.0, jobs 0.4 and 3.0, simulators 3.0; together 1.5 and 3.0.
     assert meter.efficiency(seconds, counts, concurrent=False) == pytest.approx(7.4 / 4.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_ended", "expected"),
+    [
+        (Load(0, 6), Load(4, 2), 0, (True, True)),  # four admitted, and there may be room for more
+        (Load(4, 2), Load(4, 2), 0, (False, False)),  # two wait, and there is no room for them
+        (Load(4, 2), Load(3, 2), 1, (False, True)),  # one has made room
+        (Load(3, 2), Load(4, 1), 0, (True, True)),
+        (Load(3, 1), Load(4, 0), 0, (True, False)),
+        (Load(4, 0), Load(4, 0), 0, (False, False)),
+    ],
+)
+def test_prompts_are_computed_where_something_waits_and_has_room(
+    before: Load, after: Load, num_ended: int, expected: tuple[bool, bool]
+) -> None:
+    assert prefills(before, after, num_ended) == expected

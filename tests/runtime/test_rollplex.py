@@ -26,6 +26,7 @@ from configs.schema import (
 from data.types import Group, Prompt, Response, Rollout, Sampling, Turn, TurnKey
 from rl.losses import Scale, policy_loss
 from runtime.memory import HBMExhausted
+from runtime.overlap import Load
 from runtime.prefix_tree import StaleEncoding
 from runtime.rollplex import Rollplex
 from runtime.tracing import TIMELINE
@@ -208,8 +209,8 @@ class ReplayEngine:
             del self.left[key]
         return [(key, self.responses[key]) for key in ended]
 
-    def load(self) -> tuple[int, int]:
-        return len(self.left), 0
+    def load(self) -> Load:
+        return Load(len(self.left), 0)
 
     def check_idle(self) -> None:
         assert not self.left
@@ -275,6 +276,16 @@ def test_every_zero_stage_makes_the_same_step(model_cache: Path, policy: VLMPoli
         assert float((tensor - expected[name]).abs().max()) <= 1e-6, name
 
 
+def test_in_bfloat16_stage_1_makes_the_step_of_stage_2(model_cache: Path, policy: VLMPolicy, recorded: Any) -> None:
+    def trained(stage: int) -> dict[str, torch.Tensor]:
+        config = run_config("serial", zero_stage=stage)
+        config = replace(config, model=replace(config.model, dtype="bfloat16"))
+        return weights(replay(model_cache, policy, config, recorded))
+
+    expected = trained(2)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in trained(1).items())
+
+
 def test_a_response_of_an_older_version_is_refused(model_cache: Path, policy: VLMPolicy, recorded: Any) -> None:
     prompts, responses = recorded
     runtime = make_runtime(model_cache, policy, run_config())
@@ -325,6 +336,9 @@ def test_a_frozen_tower_sees_each_clip_once(model_cache: Path, policy: VLMPolicy
         assert stats["train/mismatch_logprob_max"] <= 1e-4
         assert stats["train/kl_sum"] == 0.0
         assert runtime.weights_shared_fraction == 1.0
+        assert runtime.updater.reference is not None
+        assert runtime.updater.reference.tower is runtime.actor.tower
+        assert runtime.ledger.used["reference"] == 4 * runtime.shape.trainable
 
 
 def stream(runtime: Rollplex, prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> None:
