@@ -123,4 +123,5 @@ def open_episodes(config: RunConfig, model_dir: Path, should_stop: Callable[[], 
             return EnvPool(config.env, with_expert=True, max_actions=config.agent.max_actions)
 
         with Rollplex(config, model_dir, policy.vocabulary) as runtime:
+            runtime.start()
             yield EpisodeSource(config, pool, policy, runtime, open_experts, should_stop)

@@ -132,7 +132,7 @@ def _evaluate_model(
     model_dir = resolve_model(config.model.path, Path(config.run_dir) / "model")
     with open_source(config, model_dir, stop.requested) as source:
         if checkpoint is not None:
-            source.runtime.load(checkpoint / "runtime")
+            source.runtime.load(checkpoint / "runtime", weights_only=True)
         return source.evaluate(folder, videos)
 
 

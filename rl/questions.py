@@ -213,6 +213,7 @@ def open_questions(config: RunConfig, model_dir: Path, should_stop: Callable[[],
         Rewards(config.reward, config.rollout.max_tokens) as rewards,
         Rollplex(config, model_dir, policy.vocabulary) as runtime,
     ):
+        runtime.start()
         yield QuestionSource(config, report.usable("train"), held_out, pool, policy, rewards, runtime, should_stop)
 
 

@@ -192,14 +192,14 @@ class Trainer:
         with self._resident():
             self.engine.save_checkpoint(str(folder), tag="state")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Read what `save` wrote, into the memory that is in use.
 
         Raises:
             FileNotFoundError: the folder holds no such state.
         """
         with self._resident():
-            path, _ = self.engine.load_checkpoint(str(folder), tag="state")
+            path, _ = self.engine.load_checkpoint(str(folder), tag="state", load_module_only=weights_only)
         if path is None:
             raise FileNotFoundError(f"{folder}: no DeepSpeed state in it")
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 
+from configs.errors import UserError
 from configs.schema import RunConfig
 from data.types import Group, GroupLoss, Prompt, Response, Sampling, TurnKey, Vocabulary
 from runtime import tracing
@@ -62,7 +63,7 @@ class _Registered:
 class Rollplex:
     """Owns vLLM, DeepSpeed and every large buffer of this process.
 
-    The rollout engine starts with the first `submit`; a run that only trains on recorded groups never needs it.
+    The rollout engine starts with `start` or the first `submit`; who only trains on recorded groups never needs it.
 
     Args:
         model_dir: Hugging Face folder of the actor (and, with `rl.kl_coef > 0`, of the reference).
@@ -145,6 +146,10 @@ class Rollplex:
     @property
     def world_size(self) -> int:
         return self.trainer.world_size
+
+    def start(self) -> None:
+        """Start the rollout engine now. All ranks do it together, and it seeds torch's generators."""
+        _ = self.engine
 
     @property
     def engine(self) -> RolloutEngine:
@@ -539,21 +544,32 @@ class Rollplex:
         folder.mkdir(parents=True, exist_ok=True)
         if self.updater.reference is not None and self.rank == 0:
             torch.save(self.updater.reference.model.state_dict(), folder / "reference.pt")
-        torch.save({"policy_version": self.policy_version}, folder / f"runtime_{self.rank}.pt")
+        if self.rank == 0:
+            state = {"policy_version": self.policy_version, "world_size": self.world_size}
+            torch.save(state, folder / "runtime.pt")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from what `save` wrote.
 
+        Args:
+            weights_only: to evaluate the policy: no optimizer and no reference.
+
         Raises:
-            FileNotFoundError: the folder lacks this rank's state.
+            FileNotFoundError: the folder lacks a part.
+            UserError: it was saved by another number of ranks, which matters but for the weights of ZeRO 0 to 2.
         """
-        state = torch.load(folder / f"runtime_{self.rank}.pt")
+        state = torch.load(folder / "runtime.pt")
+        if state["world_size"] != self.world_size and (self.trainer.stage == 3 or not weights_only):
+            raise UserError(
+                f"checkpoint {folder} was saved by {state['world_size']} ranks and this run has {self.world_size}: "
+                f"start it with torchrun --nproc_per_node {state['world_size']} run.py ..."
+            )
         self._sleep()
         with self._scattered(), self._optimizer_room():
-            self.trainer.load(folder)
+            self.trainer.load(folder, weights_only=weights_only)
         if self.vision is not None:
             self.vision.clear()
-        if self.config.rl.kl_coef > 0:
+        if self.config.rl.kl_coef > 0 and not weights_only:
             self.start_rl()
             assert self.updater.reference is not None
             self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))

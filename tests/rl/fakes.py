@@ -214,7 +214,7 @@ class FakeRuntime:
         folder.mkdir()
         (folder / "weights.json").write_text(json.dumps([self.weights, self.reference]))
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         self.weights, self.reference = json.loads((folder / "weights.json").read_text())
 
     def check_integrity(self) -> None:

@@ -50,7 +50,7 @@ class FakeRuntime:
             time.sleep(self.hang_s)
         (folder / "weights.json").write_text(json.dumps(self.weights))
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         self.weights = json.loads((folder / "weights.json").read_text())
 
     def all_reduce(self, values: dict[str, float]) -> dict[str, float]:

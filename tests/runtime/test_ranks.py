@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from agent.models import resolve_model
+from configs.errors import UserError
+from configs.schema import RLConfig, RolloutConfig, RunConfig, TrainConfig
+from runtime.rollplex import Rollplex
 from tests.processes import fresh_environment
+from tests.runtime.support import load_tiny, vocabulary_of
 
 SCRIPT = Path(__file__).with_name("train_recorded.py")
 BIN = Path(sys.executable).parent
@@ -22,11 +27,11 @@ LAUNCHERS = {
 }
 
 
-def train_recorded(launcher: str, cache: Path, out: Path, groups: int, stage: int = 2) -> dict[str, Any]:
+def train_recorded(launcher: str, cache: Path, out: Path, groups: int, stage: int = 2, *more: str) -> dict[str, Any]:
     command = [*LAUNCHERS[launcher], str(SCRIPT), "--cache", str(cache), "--out", str(out), "--groups", str(groups)]
     environment = fresh_environment() | {"PATH": f"{BIN}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
     result = subprocess.run(
-        [*command, "--stage", str(stage)], env=environment, capture_output=True, text=True, timeout=240
+        [*command, "--stage", str(stage), *more], env=environment, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return torch.load(out)
@@ -49,6 +54,23 @@ def test_two_ranks_make_the_update_of_one(
         assert two["stats"][name] == pytest.approx(one["stats"][name], rel=1e-5, abs=1e-8), name
     # k3 of a small difference is what cancellation leaves of it.
     assert two["stats"]["train/kl_sum"] == pytest.approx(one["stats"]["train/kl_sum"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_one_rank_takes_over_the_weights_of_two_but_not_their_run(model_cache: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    # In passing: one rank has nothing to decode, which vLLM's start on the other must not wait for.
+    two = train_recorded("torchrun", model_cache, tmp_path / "two.pt", 2, 2, "--save", str(saved), "--decode")
+    config = RunConfig(
+        rl=RLConfig(kl_coef=0.1), train=TrainConfig(vision_tower="trained"), rollout=RolloutConfig(max_tokens=8)
+    )
+    folder = resolve_model("tiny:qwen2_5_vl", model_cache)
+    with Rollplex(config, folder, vocabulary_of(load_tiny(model_cache, torch.float32))) as runtime:
+        runtime.load(saved, weights_only=True)
+        for name, parameter in runtime.actor.model.named_parameters():
+            assert torch.equal(parameter, two["weights"][name]), name
+        with pytest.raises(UserError, match="was saved by 2 ranks and this run has 1: start it with torchrun"):
+            runtime.load(saved)
 
 
 @pytest.mark.slow
