@@ -172,6 +172,11 @@ def _cross_checks(config: RunConfig) -> Iterator[tuple[str, str]]:
     if rollout.max_tokens >= runtime.max_model_len:
         limit = f"less than runtime.max_model_len ({runtime.max_model_len}), which the prompt is part of"
         yield "rollout.max_tokens", f"{rollout.max_tokens}, expected {limit}."
+    if runtime.reuse_prefill and runtime.window_sms:
+        yield (
+            "runtime.reuse_prefill",
+            "true, expected false with runtime.window_sms > 0: what is reused changes streams.",
+        )
     if runtime.zero_stage == 0 and config.model.dtype == "bfloat16":
         yield "runtime.zero_stage", "0, expected 1, 2 or 3 with model.dtype=bfloat16: 0 has no float32 gradients."
     if runtime.schedule == "streamed" and config.rl.advantage in NEEDS_BATCH:

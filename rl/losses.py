@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from configs.schema import NEEDS_BATCH, RLConfig
+from data.transfer import on_device
 from data.types import Group, GroupLoss, TokenBatch
 from rl.advantage import group_advantage
 
@@ -148,9 +149,9 @@ def _clipped_loss(
     def fn(batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         # Masked by where, not by indexing: a boolean index would make the host wait for the GPU while it decodes.
         device, dtype = batch.actor.device, batch.actor.dtype
-        keep = mask.to(device)[batch.rollout, batch.turn]
-        advantage = advantages.to(device, dtype)[batch.rollout]
-        weight = weights.to(device, dtype)[batch.rollout] * keep
+        keep = on_device(mask, device)[batch.rollout, batch.turn]
+        advantage = on_device(advantages.to(dtype), device)[batch.rollout]
+        weight = on_device(weights.to(dtype), device)[batch.rollout] * keep
 
         ratio = torch.where(keep, batch.actor - batch.old.detach(), 0.0).exp()
         clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

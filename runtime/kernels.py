@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from data.transfer import on_device
+
 Kernels = Literal["plain", "fused"]
 
 BLOCK = 128
@@ -57,7 +59,7 @@ class BranchMask:
         queries, keys = padded_length(len(self.query_segment)), padded_length(len(self.key_segment))
         segments, key_segments = self.branch.shape
         branch = F.pad(self.branch, (0, 1, 0, 1))  # the last segment is padding
-        branch[segments, self.key_segment[0]] = True
+        branch[segments].index_fill_(0, self.key_segment[:1], value=True)  # the index stays on the device
         query_segment = F.pad(self.query_segment, (0, queries - len(self.query_segment)), value=segments)
         key_segment = F.pad(self.key_segment, (0, keys - len(self.key_segment)), value=key_segments)
         key_order = F.pad(self.key_order, (0, keys - len(self.key_order)), value=-1)
@@ -68,7 +70,7 @@ class BranchMask:
         return create_block_mask(seen, None, None, queries, keys, device=branch.device)
 
     def to(self, device: torch.device) -> BranchMask:
-        return BranchMask(*(tensor.to(device) for tensor in vars(self).values()))
+        return BranchMask(*(on_device(tensor, device) for tensor in vars(self).values()))
 
 
 def padded_length(tokens: int) -> int:

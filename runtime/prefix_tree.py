@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from data.transfer import on_device
 from data.types import Media
 from runtime.kernels import BranchMask
 from runtime.memory import LOGITS_CHUNK
@@ -225,7 +226,7 @@ def encode(
             layer.outputs = layer.context = None
         if keep != "nothing":
             encoding.layers.append(layer)
-    return _finish(encoding, hidden.detach()[0, row.readouts()])
+    return _finish(encoding, hidden.detach()[0, on_device(row.readouts(), model.device)])
 
 
 def reuse(
@@ -275,7 +276,7 @@ def _embed(model: SplitVLM, row: Row) -> Tensor:
     offsets = [
         start + item.offset for segment, start in zip(row.segments, row.starts(), strict=True) for item in segment.media
     ]
-    return model.embed(torch.tensor(token_ids, dtype=torch.long, device=model.device), media, offsets)
+    return model.embed(on_device(token_ids, model.device), media, offsets)
 
 
 def _run_layer(
@@ -309,8 +310,7 @@ def score(model: SplitVLM, encoding: Encoding, context: Sequence[Encoding]) -> S
     """
     _check_fresh(model, [encoding, *context])
     sources, targets = (
-        torch.tensor(indices, dtype=torch.long, device=model.device)
-        for indices in (encoding.row.sources(), encoding.row.targets())
+        on_device(indices, model.device) for indices in (encoding.row.sources(), encoding.row.targets())
     )
     hidden = torch.cat([_final(item) for item in [*context, encoding]])[sources]
     with torch.no_grad():
@@ -362,7 +362,7 @@ def backward(
     hidden_gradient: Tensor | None = None
     if encoding.grad_final is not None and encoding.row.num_tokens:
         hidden_gradient = encoding.grad_final.new_zeros(1, encoding.row.num_tokens, model.hidden_size)
-        hidden_gradient[0, encoding.row.readouts()] = encoding.grad_final
+        hidden_gradient[0, on_device(encoding.row.readouts(), model.device)] = encoding.grad_final
     for index in reversed(range(len(encoding.layers))):
         _check_fresh(model, [encoding, *context])
         layer = encoding.layers.pop()

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from data.transfer import on_device
 from data.types import GroupLoss, Response, TokenBatch
 from runtime.memory import Ledger, ModelShape
 from runtime.prefill import Prefills, TakenPrefill
@@ -213,9 +214,9 @@ class Updater:
         return TokenBatch(
             actor=logprobs,
             old=item.old,
-            behaviour=_behaviour(item.responses).to(logprobs),
+            behaviour=on_device(_behaviour(item.responses).to(logprobs.dtype), logprobs.device),
             reference=item.reference if loss.needs_reference else None,
-            rollout=torch.tensor(rollouts, device=logprobs.device),
+            rollout=on_device(rollouts, logprobs.device),
             turn=torch.full((len(rollouts),), item.turn, device=logprobs.device),
         )
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from data.transfer import on_device
 from data.types import Media
 from runtime.memory import Ledger
 
@@ -41,7 +42,7 @@ class VisionCache:
             self._kept.move_to_end(media.content_hash)
             return self._kept[media.content_hash][0]
         weight = next(self._tower.parameters())
-        pixels = media.pixel_values.to(weight.device, weight.dtype)
+        pixels = on_device(media.pixel_values, weight.device).to(weight.dtype)
         features: Tensor = self._tower(
             pixels, grid_thw=torch.tensor([media.grid_thw], device=weight.device)
         ).pooler_output

@@ -48,6 +48,29 @@ class StaleCache(RuntimeError):
     """The engine could not drop what older weights computed."""
 
 
+def _options(config: RuntimeConfig, version: str) -> dict[str, Any]:
+    """How every engine of this runtime is set."""
+    options = GPU_OPTIONS if torch.cuda.is_available() else CPU_OPTIONS
+    if version.startswith("0.32"):
+        options = options | {"mm_device_do_normalize": False}  # the prompt's pixels are normalised already
+    return {
+        "load_format": "rollplex",
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "max_model_len": config.max_model_len,
+        "max_num_batched_tokens": max(config.max_model_len, config.microbatch_tokens),
+        "max_num_seqs": config.max_num_seqs,
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": True,
+        "async_scheduling": False,
+        "logprobs_mode": "processed_logprobs",
+        "mm_processor_cache_gb": 0,
+        "skip_mm_profiling": True,
+        "disable_log_stats": True,
+        "generation_config": "vllm",
+        **options,
+    }
+
+
 class RolloutEngine:
     """Samples responses from the trainer's weights.
 
@@ -90,29 +113,13 @@ class RolloutEngine:
             _keep_cpu_weights()
         _keep_process_group()
         self._register_loader(trainer, share)
-        options = CPU_OPTIONS if on_cpu else GPU_OPTIONS
-        if vllm.__version__.startswith("0.32"):
-            options = options | {"mm_device_do_normalize": False}  # the prompt's pixels are normalised already
         self.llm = vllm.LLM(
             str(model_dir),
-            load_format="rollplex",
             dtype=dtype,
-            kv_cache_memory_bytes=config.kv_cache_bytes,
-            max_model_len=config.max_model_len,
-            max_num_batched_tokens=max(config.max_model_len, config.microbatch_tokens),
-            max_num_seqs=config.max_num_seqs,
-            enable_chunked_prefill=False,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            logprobs_mode="processed_logprobs",
+            seed=seed,
             logits_processors=[_forbid(vocabulary.forbidden)],
             limit_mm_per_prompt={"video": max_videos, "image": 0},
-            mm_processor_cache_gb=0,
-            skip_mm_profiling=True,
-            disable_log_stats=True,
-            generation_config="vllm",
-            seed=seed,
-            **options,
+            **_options(config, vllm.__version__),
         )
         torch.manual_seed(seed)  # vLLM samples from the global generator
         self._fields = self._mm_fields()

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from data.transfer import on_device
 from data.types import Media, Vocabulary
 from runtime.kernels import BranchMask, Kernels, batch_windows, best_kernels, use_kernels
 from runtime.vision import VisionCache
@@ -97,13 +98,13 @@ class SplitVLM:
         if media:
             features = self._features(media)
             places = [torch.arange(start, start + item.num_tokens) for item, start in zip(media, offsets, strict=True)]
-            hidden = hidden.index_copy(0, torch.cat(places).to(self.device), features.to(hidden.dtype))
+            hidden = hidden.index_copy(0, on_device(torch.cat(places), self.device), features.to(hidden.dtype))
         return hidden[None]
 
     def _features(self, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:
         if self.vision is not None:
             return torch.cat([self.vision.features(item) for item in media])
-        pixels = torch.cat([item.pixel_values for item in media]).to(self.device, self.dtype)
+        pixels = on_device(torch.cat([item.pixel_values for item in media]), self.device).to(self.dtype)
         grid = torch.tensor([item.grid_thw for item in media], device=self.device)
         features: Tensor = self.tower(pixels, grid_thw=grid).pooler_output
         return features
@@ -111,7 +112,7 @@ class SplitVLM:
     def rotary(self, positions: Int[Tensor, "3 token"]) -> Rotary:
         """Rotary embedding of a row's positions."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return Rotary(*self.text.rotary_emb(like, positions[:, None].to(self.device)))
+        return Rotary(*self.text.rotary_emb(like, on_device(positions[:, None], self.device)))
 
     def layer(
         self, index: int, hidden: Tensor, rotary: Rotary, context: KeyValue | None, mask: Any
