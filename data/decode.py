@@ -1,8 +1,9 @@
 """Frames of a video file at chosen times: upright, in RGB, resized, the same whichever decoder reads them.
 
 decord is fast and reads plain files; PyAV reads what decord gets wrong (measured with decord 0.6.0: edit lists are
-ignored, colours of more than 8 bits are off by up to 51 of 255) and what it cannot open. Both are asked for the frame
-that is on screen at a time, never for an index. Knows nothing about data sets, prompts or processes.
+ignored, colours of more than 8 bits are off by up to 51 of 255, it loses count after a jump where frames are stored
+after a keyframe but shown before it) and what it cannot open. Both are asked for the frame that is on screen at a time,
+never for an index. Knows nothing about data sets, prompts or processes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 Decoder = Literal["auto", "decord", "pyav"]
 """`auto` is decord where it is known to be right, and PyAV otherwise or where decord fails."""
 
-DECODE_VERSION = 1
+DECODE_VERSION = 2
 """Part of every cache key: raise it when equal input gives other frames."""
 _SAME_TIME_S = 2e-3
 

@@ -18,6 +18,8 @@ import numpy as np
 MAX_SOURCE_PIXELS = 1 << 26
 """A larger frame is refused: it is a damaged header or would take the machine's memory (pixels)."""
 _PLAIN_FORMATS = ("yuv420p", "yuvj420p")
+_PLAIN_CONTAINERS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+_PLAIN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 _DISPLAY_MATRIX = "DISPLAYMATRIX"
 
 
@@ -70,7 +72,7 @@ def probe(path: Path) -> VideoIndex:
             _check_size(stream.codec_context.height, stream.codec_context.width)
             _check_complete(stream, facts.st_size)
             packets = [packet for packet in container.demux(stream) if packet.size]
-            return _index(stream, packets, _first_frame(path))
+            return _index(container.format.name, stream, packets, _first_frame(path))
     except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:
         raise BadMedia(file_reason(error)) from None
 
@@ -83,7 +85,7 @@ def _check_complete(stream: Any, file_bytes: int) -> None:
         raise BadMedia(f"the file is cut short: {there} of {len(ends)} frames are there")
 
 
-def _index(stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
+def _index(container_name: str, stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
     time_base = float(stream.time_base)
     shown = [packet for packet in packets if not packet.is_discard]
     stamps = [packet.pts if packet.pts is not None else packet.dts for packet in shown]
@@ -98,7 +100,13 @@ def _index(stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
     turns, mirrored = _orientation(first)
     _check_size(first.height, first.width)
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
-    has_discards = len(shown) < len(packets)
+    is_plain = (
+        container_name in _PLAIN_CONTAINERS
+        and first.format.name in _PLAIN_FORMATS
+        and len(shown) == len(packets)
+        and not (turns or mirrored)
+        and _seeks_land(stream.codec_context.name, stamps, [packet.is_keyframe for packet in shown])
+    )
     return VideoIndex(
         times_s=times,
         keyframes=tuple(place for place, source in enumerate(order) if shown[source].is_keyframe),
@@ -109,8 +117,24 @@ def _index(stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
         width=width,
         turns=turns,
         mirrored=mirrored,
-        is_plain=first.format.name in _PLAIN_FORMATS and not has_discards and not turns and not mirrored,
+        is_plain=is_plain,
     )
+
+
+def _seeks_land(codec: str, stamps: Sequence[int], are_keys: Sequence[bool]) -> bool:
+    """True where decord finds its place after a jump: it miscounts frames stored after a keyframe but shown before it.
+
+    Measured with decord 0.6.0: open GOPs of H.264 and HEVC (x265's default), any B-frames of MPEG-4 and MPEG-2, WMV.
+    """
+    if codec not in _PLAIN_CODECS or (codec == "mpeg4" and list(stamps) != sorted(stamps)):
+        return False
+    key_stamp = stamps[0]
+    for stamp, is_key in zip(stamps, are_keys, strict=True):
+        if is_key:
+            key_stamp = stamp
+        if stamp < key_stamp:
+            return False
+    return True
 
 
 def _first_frame(path: Path) -> Any:

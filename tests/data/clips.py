@@ -15,6 +15,8 @@ CLOCK = Fraction(1, 90000)
 QUARTER_TURN = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """Display matrices that ask a player to turn clockwise (degrees)."""
 MIRROR = (-1, 0, 0, 1)
+NUMBERED_SIZE = (224, 168)
+"""Width and height of frames that show their number (pixels): 8 x 6 cells of 28."""
 
 
 def grey_at(time_s: float) -> int:
@@ -60,6 +62,20 @@ def red_on_top(height: int, width: int) -> np.ndarray:
     frame[...] = (20, 20, 230)
     frame[: height // 3] = (230, 20, 20)
     return frame
+
+
+def numbered_frames(count: int) -> np.ndarray:
+    """Frames that show their number, up to 255: eight stripes, white where its bit is 1."""
+    width, height = NUMBERED_SIZE
+    bits = np.arange(count)[:, None] >> np.arange(8) & 1
+    stripes = (20 + 210 * bits).astype(np.uint8).repeat(width // 8, axis=1)
+    return np.broadcast_to(stripes[:, None, :, None], (count, height, width, 3))
+
+
+def numbers_of(frames: np.ndarray) -> list[int]:
+    """The numbers that `numbered_frames` show."""
+    stripes = frames.mean((1, 3)).reshape(len(frames), 8, -1).mean(-1) > 125
+    return [int(number) for number in stripes @ (1 << np.arange(8))]
 
 
 def set_display_matrix(path: Path, matrix: tuple[int, int, int, int]) -> None:

@@ -15,10 +15,14 @@ from data.budget import ClipSpec
 from data.decode import Decoder, clip_key, decode, frame_at
 from data.video_index import BadMedia, content_hash, probe
 from tests.data.clips import (
+    CLOCK,
     MIRROR,
+    NUMBERED_SIZE,
     QUARTER_TURN,
     grey_at,
     make_video,
+    numbered_frames,
+    numbers_of,
     red_on_top,
     set_display_matrix,
     set_edit_list,
@@ -137,6 +141,51 @@ def test_what_people_have_decodes_to_the_same_frames_whichever_decoder_there_is(
     without = decode(path, SPEC)
     assert without.decoder == "pyav"
     assert np.array_equal(without.frames, clip.frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options", "decoder"),
+    [
+        ("closed.mp4", "libx264", {"preset": "medium", "g": "12"}, "decord"),
+        ("closed.mkv", "libx264", {"preset": "medium", "g": "12"}, "decord"),
+        (
+            "open.mp4",
+            "libx264",
+            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
+            "pyav",
+        ),
+        (
+            "open.mkv",
+            "libx264",
+            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
+            "pyav",
+        ),
+        ("x265.mp4", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
+        ("x265.mkv", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
+        ("divx.mp4", "mpeg4", {"g": "12", "bf": "2"}, "pyav"),
+        ("divx.avi", "mpeg4", {"g": "12", "bf": "2"}, "pyav"),
+        ("asp.mp4", "mpeg4", {"g": "12"}, "decord"),
+        ("dvd.mp4", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("a.wmv", "wmv2", {"g": "12"}, "pyav"),
+    ],
+)
+def test_the_frames_shown_are_those_wanted_however_they_are_coded(
+    tmp_path: Path, name: str, codec: str, options: dict[str, str], decoder: str
+) -> None:
+    path = make_video(
+        tmp_path / name,
+        steady(120, 25),
+        width=NUMBERED_SIZE[0],
+        height=NUMBERED_SIZE[1],
+        codec=codec,
+        clock=CLOCK if codec.startswith("lib") else Fraction(1, 25),
+        options=options,
+        frames=numbered_frames(120),
+    )
+    for wanted in ([0, 60], [0, 30, 60, 90], list(range(0, 120, 10))):
+        clip = decode(path, dataclasses.replace(SPEC, num_frames=len(wanted)))
+        assert clip.decoder == decoder
+        assert numbers_of(clip.frames) == wanted
 
 
 def test_one_frame_is_a_clip(tmp_path: Path) -> None:
