@@ -266,6 +266,76 @@ def test_a_file_whose_end_is_missing_is_bad_and_says_how_much(tmp_path: Path) ->
         decode(path, SPEC)
 
 
+def noise(count: int) -> np.ndarray:
+    """Frames that take many bytes, so that a share of a file is that share of its frames."""
+    return np.random.default_rng(0).integers(0, 255, (count, 48, 64, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeroed"])
+@pytest.mark.parametrize(
+    ("name", "codec", "sound"),
+    [
+        ("a.mkv", "libx264", ""),
+        ("a.webm", "libvpx-vp9", ""),
+        ("sound.mkv", "libx264", "aac"),
+        ("sound.webm", "libvpx-vp9", "libopus"),
+        ("a.avi", "mpeg4", ""),
+    ],
+)
+def test_a_file_that_ends_before_its_header_says_is_bad(
+    tmp_path: Path, name: str, codec: str, sound: str, damage: str
+) -> None:
+    clock = Fraction(1, 10) if codec == "mpeg4" else CLOCK
+    path = make_video(
+        tmp_path / name, steady(40), codec=codec, clock=clock, frames=noise(40), sound=sound, sound_s=8 if sound else 0
+    )
+    assert decode(path, SPEC).duration_s == pytest.approx(4.0, abs=0.1)
+    content = path.read_bytes()
+    third = len(content) // 3
+    broken = {"cut": content[: len(content) * 6 // 10], "zeroed": content[:third] + bytes(third) + content[2 * third :]}
+    path.write_bytes(broken[damage])
+    with pytest.raises(BadMedia, match=r"cut short: \d\.\d of (3\.9|4\.0) s are there"):
+        decode(path, SPEC)
+
+
+@pytest.mark.parametrize("sound", ["", "aac"])
+def test_a_cut_flv_is_bad(tmp_path: Path, sound: str) -> None:
+    path = make_video(tmp_path / "a.flv", steady(40), frames=noise(40), sound=sound, sound_s=8)
+    assert decode(path, SPEC).duration_s == pytest.approx(4.0, abs=0.1)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    with pytest.raises(BadMedia, match="cut short"):
+        decode(path, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "sound", "options"),
+    [
+        ("a.mp4", "libx264", "aac", {}),
+        ("frag.mp4", "libx264", "aac", {"movflags": "frag_keyframe+empty_moov"}),
+        ("a.mkv", "libx264", "aac", {}),
+        ("a.webm", "libvpx-vp9", "libopus", {}),
+        ("live.webm", "libvpx-vp9", "libopus", {"live": "1"}),
+        ("a.flv", "libx264", "aac", {}),
+        ("a.avi", "mpeg4", "mp2", {}),
+        ("a.ts", "libx264", "aac", {}),
+    ],
+)
+def test_sound_may_be_longer_than_the_video_and_a_length_unsaid(
+    tmp_path: Path, name: str, codec: str, sound: str, options: dict[str, str]
+) -> None:
+    clock = Fraction(1, 10) if codec == "mpeg4" else CLOCK
+    path = make_video(
+        tmp_path / name, steady(20), codec=codec, clock=clock, sound=sound, sound_s=8, container_options=options
+    )
+    assert decode(path, SPEC).duration_s == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("times", [[0.0], [0.0, 5.0], [0.0, 0.1, 0.2, 4.0]])
+@pytest.mark.parametrize("suffix", ["mkv", "flv", "mp4"])
+def test_pictures_that_stay_for_long_are_no_cut(tmp_path: Path, times: list[float], suffix: str) -> None:
+    assert decode(make_video(tmp_path / f"a.{suffix}", times), SPEC).source_frames == len(times)
+
+
 def test_a_file_without_pictures_is_bad(tmp_path: Path) -> None:
     import wave
 
