@@ -22,6 +22,8 @@ _PLAIN_FORMATS = ("yuv420p", "yuvj420p")
 _PLAIN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 _MATROSKA = "matroska,webm"
 _PLAIN_CONTAINERS = ("mov,mp4,m4a,3gp,3g2,mj2", _MATROSKA)
+_REORDERED_IN_AVI = ("h264", "hevc")
+"""AVI has no times of frames, and FFmpeg gives those of the order in which these codecs store them."""
 _LENGTH_TAG = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 _MISSING_SHARE = 0.05
 """A file that ends earlier than its header says by more than this share is cut short."""
@@ -39,7 +41,9 @@ class VideoIndex:
     times_s: tuple[float, ...]
     """When each frame appears, from the first one at 0 (s)."""
     keyframes: tuple[int, ...]
-    """Frames from which decoding can start."""
+    """Frames to which decoding can jump."""
+    is_counted: bool
+    """True where decoded frames do not tell their time but come in order: their place tells it."""
     first_pts: int
     time_base: float
     """The stream's clock: frame time is (pts - first_pts) * time_base (s)."""
@@ -139,27 +143,31 @@ def _index(container_name: str, stream: Any, packets: Sequence[Any], first: Any)
     time_base = float(stream.time_base)
     shown = [packet for packet in packets if not packet.is_discard]
     stamps = [packet.pts if packet.pts is not None else packet.dts for packet in shown]
-    if any(stamp is None for stamp in stamps):
+    is_counted = any(stamp is None for stamp in stamps)
+    if is_counted:
         rate = float(stream.average_rate or stream.guessed_rate or 25)
         stamps = [round(place / rate / time_base) for place in range(len(shown))]
     order = sorted(range(len(stamps)), key=lambda place: stamps[place])
     if not order:
         raise BadMedia("the file has no frames")
+    is_counted |= container_name == "avi" and stream.codec_context.name in _REORDERED_IN_AVI
     first_pts = stamps[order[0]]
     times = tuple((stamps[place] - first_pts) * time_base for place in order)
     turns, mirrored = _orientation(first)
     _check_size(first.height, first.width)
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
+    keyframes = tuple(place for place, source in enumerate(order) if shown[source].is_keyframe)
     is_plain = (
         container_name in _PLAIN_CONTAINERS
         and first.format.name in _PLAIN_FORMATS
         and len(shown) == len(packets)
-        and not (turns or mirrored)
+        and not (turns or mirrored or is_counted)
         and _seeks_land(stream.codec_context.name, stamps, [packet.is_keyframe for packet in shown])
     )
     return VideoIndex(
         times_s=times,
-        keyframes=tuple(place for place, source in enumerate(order) if shown[source].is_keyframe),
+        keyframes=() if is_counted else keyframes,
+        is_counted=is_counted,
         first_pts=first_pts,
         time_base=time_base,
         duration_s=times[-1] + _last_frame_s(times, shown[order[-1]], time_base),
