@@ -27,6 +27,18 @@ _REORDERED_IN_AVI = ("h264", "hevc")
 _LENGTH_TAG = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 _MISSING_SHARE = 0.05
 """A file that ends earlier than its header says by more than this share is cut short."""
+_EXIF_ORIENTATION_TAG = 0x0112
+_EXIF_ORIENTATIONS = {
+    1: (0, False),
+    2: (0, True),
+    3: (2, False),
+    4: (2, True),
+    5: (1, True),
+    6: (3, False),
+    7: (3, True),
+    8: (1, False),
+}
+"""Quarter turns to the left, after mirroring left to right, that make a picture upright."""
 _DISPLAY_MATRIX = "DISPLAYMATRIX"
 
 
@@ -81,7 +93,8 @@ def probe(path: Path) -> VideoIndex:
             _check_size(stream.codec_context.height, stream.codec_context.width)
             _check_complete(stream, facts.st_size)
             packets = [packet for packet in container.demux(stream) if packet.size]
-            index = _index(container.format.name, stream, packets, _first_frame(path))
+            first = _first_frame(path)
+            index = _index(container.format.name, stream, packets, first, _orientation(path, first))
             _check_length(path, container, stream, index)
             return index
     except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:
@@ -139,7 +152,9 @@ def _last_end_s(path: Path) -> float:
     return max(ends, default=0.0)
 
 
-def _index(container_name: str, stream: Any, packets: Sequence[Any], first: Any) -> VideoIndex:
+def _index(
+    container_name: str, stream: Any, packets: Sequence[Any], first: Any, orientation: tuple[int, bool]
+) -> VideoIndex:
     time_base = float(stream.time_base)
     shown = [packet for packet in packets if not packet.is_discard]
     stamps = [packet.pts if packet.pts is not None else packet.dts for packet in shown]
@@ -153,7 +168,7 @@ def _index(container_name: str, stream: Any, packets: Sequence[Any], first: Any)
     is_counted |= container_name == "avi" and stream.codec_context.name in _REORDERED_IN_AVI
     first_pts = stamps[order[0]]
     times = tuple((stamps[place] - first_pts) * time_base for place in order)
-    turns, mirrored = _orientation(first)
+    turns, mirrored = orientation
     _check_size(first.height, first.width)
     height, width = (first.width, first.height) if turns % 2 else (first.height, first.width)
     keyframes = tuple(place for place, source in enumerate(order) if shown[source].is_keyframe)
@@ -220,9 +235,12 @@ def _last_frame_s(times: Sequence[float], packet: Any, time_base: float) -> floa
     return gap if gap > 0 else 1.0
 
 
-def _orientation(frame: Any) -> tuple[int, bool]:
-    """Quarter turns to the left and mirroring that a display matrix asks for."""
-    matrix = next((data for data in frame.side_data if data.type.name == _DISPLAY_MATRIX), None)
+def _orientation(path: Path, frame: Any) -> tuple[int, bool]:
+    """Quarter turns to the left and mirroring that a display matrix or EXIF asks for."""
+    try:
+        matrix = next((data for data in frame.side_data if data.type.name == _DISPLAY_MATRIX), None)
+    except ValueError:  # PyAV 18 lists no side data of a frame that has some it does not know, as EXIF
+        return _exif_orientation(path, frame)
     if matrix is None:
         return 0, False
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
@@ -230,6 +248,17 @@ def _orientation(frame: Any) -> tuple[int, bool]:
     if mirrored:
         a, b = -a, -b
     return round(math.degrees(math.atan2(-b, a)) / 90) % 4, mirrored
+
+
+def _exif_orientation(path: Path, frame: Any) -> tuple[int, bool]:
+    """The same by a picture's EXIF; by its angle alone, which tells no mirroring, where Pillow cannot open it."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return _EXIF_ORIENTATIONS.get(picture.getexif().get(_EXIF_ORIENTATION_TAG, 1), (0, False))
+    except (OSError, SyntaxError):  # as Pillow says of what it does not know and of EXIF that is damaged
+        return round(frame.rotation / 90) % 4, False
 
 
 def _check_size(height: int, width: int) -> None:

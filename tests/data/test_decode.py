@@ -227,6 +227,28 @@ def test_a_picture_is_a_video_of_one_frame(tmp_path: Path) -> None:
     assert np.array_equal(clip.frames[0], red_on_top(56, 84))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpg", "tiff", "png", "webp"])
+def test_a_picture_with_exif_is_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+    """Every corner has another colour; Pillow says where it belongs."""
+    from PIL import Image, ImageOps
+
+    corners = np.array([[(230, 20, 20), (20, 230, 20)], [(20, 20, 230), (230, 230, 20)]], np.uint8)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = orientation, "a camera"
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(corners.repeat(56, axis=0).repeat(84, axis=1)).save(path, exif=exif)
+    with Image.open(path) as stored:
+        upright = np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
+    assert upright.shape == ((112, 168, 3) if orientation < 5 else (168, 112, 3))
+    clip = decode(path, SPEC)
+    assert clip.frames.shape == (1, *upright.shape)
+    for tall in (0.25, 0.75):
+        for wide in (0.25, 0.75):
+            place = round(tall * upright.shape[0]), round(wide * upright.shape[1])
+            assert clip.frames[0][place] == pytest.approx(upright[place], abs=12)
+
+
 def test_a_frame_that_is_too_thin_is_bad(tmp_path: Path) -> None:
     """Development case D03: 4300 x 20 is over 200 times as long as wide."""
     path = make_video(tmp_path / "a.mkv", steady(2), width=4300, height=20, codec="ffv1", pix_fmt="bgr0")
