@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from data.media_length import MATROSKA, MOV, missing_fragments, missing_frames, missing_time
+
 MAX_SOURCE_PIXELS = 1 << 26
 """A larger frame is refused: it is a damaged header or would take the machine's memory (pixels)."""
 _PLAIN_FORMATS = ("yuv420p", "yuvj420p")
 _PLAIN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
-_MATROSKA = "matroska,webm"
-_PLAIN_CONTAINERS = ("mov,mp4,m4a,3gp,3g2,mj2", _MATROSKA)
+_PLAIN_CONTAINERS = (MOV, MATROSKA)
 _REORDERED_IN_AVI = ("h264", "hevc")
 """AVI has no times of frames, and FFmpeg gives those of the order in which these codecs store them."""
-_LENGTH_TAG = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
-_MISSING_SHARE = 0.05
-"""A file that ends earlier than its header says by more than this share is cut short."""
 _EXIF_ORIENTATION_TAG = 0x0112
 _EXIF_ORIENTATIONS = {
     1: (0, False),
@@ -91,65 +88,21 @@ def probe(path: Path) -> VideoIndex:
                 raise BadMedia("the file has no video stream")
             stream = container.streams.video[0]
             _check_size(stream.codec_context.height, stream.codec_context.width)
-            _check_complete(stream, facts.st_size)
+            _raise_if_cut(missing_frames(stream, facts.st_size) or missing_fragments(path, container.format.name))
             packets = [packet for packet in container.demux(stream) if packet.size]
             first = _first_frame(path)
             index = _index(container.format.name, stream, packets, first, _orientation(path, first))
-            _check_length(path, container, stream, index)
+            end_s = index.first_pts * index.time_base + index.duration_s
+            _raise_if_cut(missing_time(path, container, stream, index.times_s, end_s))
             return index
     except (av.FFmpegError, OSError, ValueError, UnicodeError) as error:
         raise BadMedia(file_reason(error)) from None
 
 
-def _check_complete(stream: Any, file_bytes: int) -> None:
-    """Refuse a file whose own index points past its end: it would silently show less than the question is about."""
-    ends = [entry.pos + entry.size for entry in stream.index_entries]
-    there = sum(end <= file_bytes for end in ends)
-    if there < len(ends):
-        raise BadMedia(f"the file is cut short: {there} of {len(ends)} frames are there")
-
-
-def _check_length(path: Path, container: Any, stream: Any, index: VideoIndex) -> None:
-    """Refuse a file that ends well before its header says; a single frame tells nothing, it may stay for long."""
-    gaps = np.diff(index.times_s)
-    said_s, is_of_video = _said_end_s(container, stream)
-    slack_s = max(_MISSING_SHARE * said_s, float(gaps.max(initial=0.0)))
-    end_s = index.first_pts * index.time_base + index.duration_s
-    if not gaps.size or end_s >= said_s - slack_s:
-        return
-    if not is_of_video:
-        end_s = max(end_s, _last_end_s(path))
-    if end_s < said_s - slack_s:
-        raise BadMedia(f"the file is cut short: {end_s:.1f} of {said_s:.1f} s are there")
-
-
-def _said_end_s(container: Any, stream: Any) -> tuple[float, bool]:
-    """When the header says that the file ends (s), and whether that is the video's end; 0 where it does not say.
-
-    Other formats have no such header, an index (`_check_complete`), or a length that is read off the end of the file.
-    """
-    name = container.format.name
-    if name == "avi":
-        return float(stream.frames * stream.time_base), True
-    if name == _MATROSKA and (tag := _LENGTH_TAG.fullmatch(stream.metadata.get("DURATION", ""))):
-        hours, minutes, seconds = tag.groups()
-        return 3600 * int(hours) + 60 * int(minutes) + float(seconds), True
-    if name in (_MATROSKA, "flv"):
-        return (container.duration or 0) / 1e6, False
-    return 0.0, False
-
-
-def _last_end_s(path: Path) -> float:
-    """When the last packet of any stream ends (s): sound may go on after the video."""
-    import av
-
-    with av.open(str(path)) as container:
-        ends = [
-            float((packet.pts + (packet.duration or 0)) * packet.time_base)
-            for packet in container.demux()
-            if packet.pts is not None and packet.time_base is not None
-        ]
-    return max(ends, default=0.0)
+def _raise_if_cut(missing: str) -> None:
+    """A file of which a part is missing would silently show less than the question is about."""
+    if missing:
+        raise BadMedia(f"the file is cut short: {missing}")
 
 
 def _index(

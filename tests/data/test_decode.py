@@ -336,6 +336,28 @@ def test_a_file_that_ends_before_its_header_says_is_bad(
         decode(path, SPEC)
 
 
+def test_a_fragmented_mp4_with_a_hole_or_a_cut_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    fragments = {"movflags": "frag_keyframe+empty_moov"}
+    make_video(path, steady(40), frames=noise(40), options={"g": "5"}, container_options=fragments)
+    content = path.read_bytes()
+    moofs = [at - 4 for at in range(len(content)) if content[at : at + 4] == b"moof"]
+    assert len(moofs) == 8
+    hole = content[: moofs[3]] + bytes(moofs[5] - moofs[3]) + content[moofs[5] :]
+    cases = {
+        hole: f"the fragments past byte {moofs[3]} cannot be found",
+        content[: moofs[5] + 20]: "bytes are there",
+        content[: moofs[5] - 20]: "24 of 25 frames are there",
+    }
+    for broken, reason in cases.items():
+        path.write_bytes(broken)
+        with pytest.raises(BadMedia, match=f"cut short: .*{reason}"):
+            decode(path, SPEC)
+    for whole in (content, content + bytes(1000), content + b"a trailer of a camera"):
+        path.write_bytes(whole)
+        assert decode(path, SPEC).source_frames == 40
+
+
 @pytest.mark.parametrize("sound", ["", "aac"])
 def test_a_cut_flv_is_bad(tmp_path: Path, sound: str) -> None:
     path = make_video(tmp_path / "a.flv", steady(40), frames=noise(40), sound=sound, sound_s=8)
