@@ -15,6 +15,7 @@ import numpy as np
 
 MOV = "mov,mp4,m4a,3gp,3g2,mj2"
 MATROSKA = "matroska,webm"
+_PICTURES = ("image2", "jpeg_pipe", "gif")
 """FFmpeg's names of containers."""
 _LENGTH_TAG = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 _MISSING_SHARE = 0.05
@@ -45,6 +46,22 @@ def missing_fragments(path: Path, container_name: str) -> str:
             at += size
         is_cut = is_fragmented and at > len(content) and kind in (b"moof", b"mdat")
         return f"{len(content)} of {at} bytes are there" if is_cut else ""
+
+
+def missing_picture(path: Path, container_name: str) -> str:
+    """What Pillow misses in a JPEG or a GIF: FFmpeg shows that part in grey, or not at all, without a word."""
+    from PIL import Image
+
+    if container_name not in _PICTURES:
+        return ""
+    try:
+        with Image.open(path) as picture:
+            if container_name == "gif":
+                picture.seek(getattr(picture, "n_frames", 1) - 1)
+            picture.load()
+    except (OSError, EOFError, SyntaxError) as error:  # what Pillow cannot read otherwise, FFmpeg may
+        return str(error) if "truncated" in str(error) else ""
+    return ""
 
 
 def missing_time(path: Path, container: Any, stream: Any, times_s: Sequence[float], end_s: float) -> str:

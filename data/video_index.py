@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data.media_length import MATROSKA, MOV, missing_fragments, missing_frames, missing_time
+from data.media_length import MATROSKA, MOV, missing_fragments, missing_frames, missing_picture, missing_time
 
 MAX_SOURCE_PIXELS = 1 << 26
 """A larger frame is refused: it is a damaged header or would take the machine's memory (pixels)."""
@@ -88,10 +88,13 @@ def probe(path: Path) -> VideoIndex:
                 raise BadMedia("the file has no video stream")
             stream = container.streams.video[0]
             _check_size(stream.codec_context.height, stream.codec_context.width)
-            _raise_if_cut(missing_frames(stream, facts.st_size) or missing_fragments(path, container.format.name))
+            name = container.format.name
+            _raise_if_cut(
+                missing_frames(stream, facts.st_size) or missing_fragments(path, name) or missing_picture(path, name)
+            )
             packets = [packet for packet in container.demux(stream) if packet.size]
             first = _first_frame(path)
-            index = _index(container.format.name, stream, packets, first, _orientation(path, first))
+            index = _index(name, stream, packets, first, _orientation(path, first))
             end_s = index.first_pts * index.time_base + index.duration_s
             _raise_if_cut(missing_time(path, container, stream, index.times_s, end_s))
             return index

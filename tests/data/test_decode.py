@@ -396,6 +396,33 @@ def test_pictures_that_stay_for_long_are_no_cut(tmp_path: Path, times: list[floa
     assert decode(make_video(tmp_path / f"a.{suffix}", times), SPEC).source_frames == len(times)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.gif"])
+def test_a_picture_that_is_cut_short_is_bad(tmp_path: Path, name: str, share: float) -> None:
+    """FFmpeg fills the rest of a JPEG with grey."""
+    from PIL import Image
+
+    path = tmp_path / name
+    Image.fromarray(noise(1)[0]).save(path)
+    assert decode(path, SPEC).source_frames == 1
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(BadMedia):
+        decode(path, SPEC)
+
+
+def test_an_animation_that_is_cut_short_is_bad(tmp_path: Path) -> None:
+    path = make_video(
+        tmp_path / "a.gif", steady(40), codec="gif", pix_fmt="rgb8", clock=Fraction(1, 100), frames=noise(40)
+    )
+    content = path.read_bytes()
+    assert decode(path, SPEC).source_frames == 40
+    path.write_bytes(content[: len(content) * 6 // 10])
+    with pytest.raises(BadMedia, match="cut short"):
+        decode(path, SPEC)
+    path.write_bytes(content[:-1])  # the byte that says so, no picture
+    assert decode(path, SPEC).source_frames == 40
+
+
 def test_a_file_without_pictures_is_bad(tmp_path: Path) -> None:
     import wave
 
