@@ -89,14 +89,13 @@ def plan_clip(duration_s: float, source_frames: int, height: int, width: int, sp
     """
     assert source_frames >= 1, source_frames
     notes: list[str] = []
-    frames = wanted = spec.num_frames or max(1, math.ceil(duration_s * spec.fps - _ROUNDING))
-    if frames > spec.max_frames:
-        frames = spec.max_frames
-        notes.append(f"{wanted} frames wanted, {frames} taken: data.max_frames")
-    if frames > source_frames:
-        notes.append(f"{frames} frames wanted, {source_frames} taken: the video has no more")
-        frames = source_frames
-    if frames == 1 and spec.temporal_patch > 1:
+    wanted = spec.num_frames or max(1, math.ceil(duration_s * spec.fps - _ROUNDING))
+    frames = min(wanted, spec.max_frames, source_frames)
+    is_repeated = frames == 1 and spec.temporal_patch > 1
+    if frames < wanted and not (is_repeated and source_frames == 1):
+        limit = "data.max_frames" if spec.max_frames < source_frames else "the video has no more"
+        notes.append(f"{wanted} frames wanted, {frames} taken: {limit}")
+    if is_repeated:
         notes.append(f"one frame, shown {spec.temporal_patch} times")
     size = smart_resize(height, width, spec)
     if spec.max_tokens and _tokens(frames, size, spec) > spec.max_tokens:
@@ -157,7 +156,7 @@ def _reduce(frames: int, height: int, width: int, size: tuple[int, int], spec: C
             most = max(cells, 1) * spec.factor**2
             size = smart_resize(height, width, spec, max_pixels=max(most, min(spec.min_pixels, spec.max_pixels)))
         else:
-            frames = max(1, spec.max_tokens // (_tokens(1, size, spec))) * spec.temporal_patch
+            frames = min(frames, max(1, spec.max_tokens // _tokens(1, size, spec)) * spec.temporal_patch)
         if _tokens(frames, size, spec) <= spec.max_tokens:
             return frames, size
     raise Unshowable(

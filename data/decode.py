@@ -1,13 +1,15 @@
 """Frames of a video file at chosen times: upright, in RGB, resized, the same whichever decoder reads them.
 
 decord is fast and reads plain files; PyAV reads what decord gets wrong (measured with decord 0.6.0: edit lists are
-ignored, colours of more than 8 bits are off by up to 51 of 255) and what it cannot open. Both are asked for the frame
-that is on screen at a time, never for an index. Knows nothing about data sets, prompts or processes.
+ignored, colours of more than 8 bits are off by up to 51 of 255, it loses count after a jump where frames are stored
+after a keyframe but shown before it) and what it cannot open. Both are asked for the frame that is on screen at a time,
+never for an index. Knows nothing about data sets, prompts or processes.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import hashlib
 import logging
 import math
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 Decoder = Literal["auto", "decord", "pyav"]
 """`auto` is decord where it is known to be right, and PyAV otherwise or where decord fails."""
 
-DECODE_VERSION = 1
+DECODE_VERSION = 2
 """Part of every cache key: raise it when equal input gives other frames."""
 _SAME_TIME_S = 2e-3
 
@@ -95,7 +97,7 @@ def _read(path: Path, index: VideoIndex, chosen: Sequence[int], decoder: Decoder
     import av
 
     try:
-        return list(_read_with_pyav(path, index, chosen)), "pyav"
+        return _read_with_pyav(path, index, chosen), "pyav"
     except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
         raise BadMedia(file_reason(error)) from None
 
@@ -120,29 +122,54 @@ def _read_with_decord(path: Path, index: VideoIndex, chosen: Sequence[int]) -> l
     return list(frames)
 
 
-def _read_with_pyav(path: Path, index: VideoIndex, chosen: Sequence[int]) -> Iterator[np.ndarray]:
+def _read_with_pyav(path: Path, index: VideoIndex, chosen: Sequence[int]) -> list[np.ndarray]:
+    """Jumps where that works: in .ts, .mpg and .avi files a jump may land past the keyframe it was meant for."""
+    try:
+        return list(_walk(path, index, chosen))
+    except _LandedLate:
+        return list(_walk(path, dataclasses.replace(index, keyframes=()), chosen))
+
+
+class _LandedLate(Exception):
+    """Decoding after a jump began past the keyframe that was asked for."""
+
+
+def _walk(path: Path, index: VideoIndex, chosen: Sequence[int]) -> Iterator[np.ndarray]:
     """Decode forwards, jumping to a later keyframe where one lies before the next chosen frame."""
     import av
 
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
-        frames = container.decode(stream)
-        current, ahead = None, next(frames, None)
+        frames = _timed(container.decode(stream), index)
+        current_s, current = math.inf, None
+        ahead_s, ahead = next(frames)
         for target in chosen:
             time_s = index.times_s[target] + _SAME_TIME_S / 2
             keyframe = _keyframe_before(index, target)
-            if index.times_s[keyframe] > _time(ahead, index):
+            if index.times_s[keyframe] > ahead_s:
                 container.seek(_pts(index, keyframe), stream=stream)
-                frames = container.decode(stream)
-                ahead = next(frames, None)
-                if _time(ahead, index) > time_s:
-                    raise BadMedia(f"the keyframe at {index.times_s[keyframe]:.3f} s cannot be reached")
-            while ahead is not None and (current is None or _time(ahead, index) <= time_s):
-                current, ahead = ahead, next(frames, None)
-            if current is None or _time(current, index) > time_s:
+                frames = _timed(container.decode(stream), index)
+                ahead_s, ahead = next(frames)
+                if ahead_s > index.times_s[keyframe] + _SAME_TIME_S / 2:
+                    raise _LandedLate
+            while ahead is not None and (current is None or ahead_s <= time_s):
+                current_s, current = ahead_s, ahead
+                ahead_s, ahead = next(frames)
+            if current is None or current_s > time_s:
                 raise BadMedia(f"the frame at {index.times_s[target]:.3f} s cannot be decoded")
             yield _upright(current.to_ndarray(format="rgb24"), index)
+
+
+def _timed(frames: Iterator[Any], index: VideoIndex) -> Iterator[tuple[float, Any]]:
+    """Each frame with the time at which it appears (s), then None, which never does."""
+    for count, frame in enumerate(frames):
+        if index.is_counted:
+            yield index.times_s[min(count, len(index.times_s) - 1)], frame
+        else:
+            stamp = frame.pts if frame.pts is not None else frame.dts or 0
+            yield float(stamp - index.first_pts) * index.time_base, frame
+    yield math.inf, None
 
 
 def _keyframe_before(index: VideoIndex, target: int) -> int:
@@ -152,13 +179,6 @@ def _keyframe_before(index: VideoIndex, target: int) -> int:
 
 def _pts(index: VideoIndex, place: int) -> int:
     return index.first_pts + round(index.times_s[place] / index.time_base)
-
-
-def _time(frame: Any, index: VideoIndex) -> float:
-    """When a frame appears (s); infinite past the end."""
-    if frame is None:
-        return math.inf
-    return float((frame.pts if frame.pts is not None else frame.dts or 0) - index.first_pts) * index.time_base
 
 
 def _upright(frame: UInt8[np.ndarray, "height width 3"], index: VideoIndex) -> UInt8[np.ndarray, "tall wide 3"]:

@@ -15,6 +15,8 @@ CLOCK = Fraction(1, 90000)
 QUARTER_TURN = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """Display matrices that ask a player to turn clockwise (degrees)."""
 MIRROR = (-1, 0, 0, 1)
+NUMBERED_SIZE = (224, 168)
+"""Width and height of frames that show their number (pixels): 8 x 6 cells of 28."""
 
 
 def grey_at(time_s: float) -> int:
@@ -33,21 +35,38 @@ def make_video(
     clock: Fraction = CLOCK,
     options: dict[str, str] | None = None,
     frames: np.ndarray | None = None,
+    sound: str = "",
+    sound_s: float = 0.0,
+    container_options: dict[str, str] | None = None,
 ) -> Path:
-    """One frame for each time: grey by `grey_at`, or those given."""
-    with av.open(str(path), "w") as container:
+    """One frame for each time: grey by `grey_at`, or those given; silence by the codec `sound`."""
+    with av.open(str(path), "w", options=container_options or {}) as container:
         stream: Any = container.add_stream(codec, rate=30)
         stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
         stream.time_base = stream.codec_context.time_base = clock
         stream.codec_context.thread_count = 1
         stream.options = {"preset": "ultrafast", **(options or {})} if codec == "libx264" else options or {}
+        silence: Any = container.add_stream(sound, rate=48000, layout="mono") if sound else None
         for place, time_s in enumerate(times_s):
             picture = np.full((height, width, 3), grey_at(time_s), np.uint8) if frames is None else frames[place]
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
             frame.pts, frame.time_base = round(time_s / clock), clock
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+        if silence:
+            _encode_silence(container, silence, sound_s)
     return path
+
+
+def _encode_silence(container: Any, stream: Any, duration_s: float) -> None:
+    samples = stream.codec_context.frame_size
+    for start in range(0, round(duration_s * 48000), samples):
+        frame = av.AudioFrame(format=stream.codec_context.format, layout="mono", samples=samples)
+        for plane in frame.planes:
+            plane.update(bytes(plane.buffer_size))
+        frame.sample_rate, frame.pts, frame.time_base = 48000, start, Fraction(1, 48000)
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
 
 
 def steady(count: int, fps: float = 10.0) -> list[float]:
@@ -60,6 +79,20 @@ def red_on_top(height: int, width: int) -> np.ndarray:
     frame[...] = (20, 20, 230)
     frame[: height // 3] = (230, 20, 20)
     return frame
+
+
+def numbered_frames(count: int) -> np.ndarray:
+    """Frames that show their number, up to 255: eight stripes, white where its bit is 1."""
+    width, height = NUMBERED_SIZE
+    bits = np.arange(count)[:, None] >> np.arange(8) & 1
+    stripes = (20 + 210 * bits).astype(np.uint8).repeat(width // 8, axis=1)
+    return np.broadcast_to(stripes[:, None, :, None], (count, height, width, 3))
+
+
+def numbers_of(frames: np.ndarray) -> list[int]:
+    """The numbers that `numbered_frames` show."""
+    stripes = frames.mean((1, 3)).reshape(len(frames), 8, -1).mean(-1) > 125
+    return [int(number) for number in stripes @ (1 << np.arange(8))]
 
 
 def set_display_matrix(path: Path, matrix: tuple[int, int, int, int]) -> None:

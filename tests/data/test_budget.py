@@ -24,6 +24,19 @@ def test_one_frame_is_shown_twice_and_said() -> None:
     assert plan.notes == ("one frame, shown 2 times",)
 
 
+@pytest.mark.parametrize("most", [8, 64])
+def test_one_frame_where_sixteen_are_wanted_is_one_warning(most: int) -> None:
+    plan = plan_clip(1 / 30, 1, 224, 224, dataclasses.replace(SPEC, num_frames=16, max_frames=most))
+    assert plan.num_frames == 1
+    assert plan.notes == ("one frame, shown 2 times",)
+
+
+def test_the_limit_that_holds_is_the_one_named() -> None:
+    """3 frames there, 8 allowed, 16 wanted: the video is what limits."""
+    plan = plan_clip(0.3, 3, 224, 224, dataclasses.replace(SPEC, num_frames=16, max_frames=8))
+    assert plan.notes == ("16 frames wanted, 3 taken: the video has no more",)
+
+
 def test_more_frames_than_there_are_become_those_there_are() -> None:
     """Development case D02: 3 frames, 16 wanted; two steps in time, the last frame twice."""
     plan = plan_clip(0.3, 3, 224, 224, dataclasses.replace(SPEC, num_frames=16))
@@ -105,6 +118,15 @@ def test_1024_frames_lose_frames_first_where_the_rule_says_so() -> None:
     plan = plan_clip(512.0, 15360, 224, 224, spec)
     assert (plan.num_frames, plan.height, plan.num_tokens) == (256, 224, 8192)  # 8192 / 64 steps of two frames
     assert plan.times_s[-1] == pytest.approx(510.0)  # still the whole clip
+
+
+@pytest.mark.parametrize(("source_frames", "most"), [(1, 64), (30, 1)])
+def test_one_frame_never_becomes_two_over_the_budget(source_frames: int, most: int) -> None:
+    """64 tokens at 224 x 224, 40 allowed: 6 x 6 merged patches of 28 pixels, still one frame."""
+    spec = dataclasses.replace(SPEC, num_frames=16, max_frames=most, max_tokens=40, gives_way="frames")
+    plan = plan_clip(1.0, source_frames, 224, 224, spec)
+    assert (plan.num_frames, plan.height, plan.width, plan.num_tokens) == (1, 168, 168, 36)
+    assert plan.notes[-1] == "1 frames of 224x224 reduced to 1 frames of 168x168: at most 40 tokens a video"
 
 
 def test_frames_follow_where_the_smallest_pixels_are_too_many() -> None:

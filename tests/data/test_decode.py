@@ -15,10 +15,14 @@ from data.budget import ClipSpec
 from data.decode import Decoder, clip_key, decode, frame_at
 from data.video_index import BadMedia, content_hash, probe
 from tests.data.clips import (
+    CLOCK,
     MIRROR,
+    NUMBERED_SIZE,
     QUARTER_TURN,
     grey_at,
     make_video,
+    numbered_frames,
+    numbers_of,
     red_on_top,
     set_display_matrix,
     set_edit_list,
@@ -139,6 +143,67 @@ def test_what_people_have_decodes_to_the_same_frames_whichever_decoder_there_is(
     assert np.array_equal(without.frames, clip.frames)
 
 
+@pytest.mark.parametrize(
+    ("name", "codec", "options", "decoder"),
+    [
+        ("closed.mp4", "libx264", {"preset": "medium", "g": "12"}, "decord"),
+        ("closed.mkv", "libx264", {"preset": "medium", "g": "12"}, "decord"),
+        (
+            "open.mp4",
+            "libx264",
+            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
+            "pyav",
+        ),
+        (
+            "open.mkv",
+            "libx264",
+            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
+            "pyav",
+        ),
+        ("x265.mp4", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
+        ("x265.mkv", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
+        ("divx.mp4", "mpeg4", {"g": "12", "bf": "2"}, "pyav"),
+        ("divx.avi", "mpeg4", {"g": "12", "bf": "2"}, "pyav"),
+        ("asp.mp4", "mpeg4", {"g": "12"}, "decord"),
+        ("dvd.mp4", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("a.wmv", "wmv2", {"g": "12"}, "pyav"),
+        ("a.mpg", "mpeg1video", {"g": "12"}, "pyav"),
+        ("b.mpg", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("a.vob", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("a.ts", "libx264", {"preset": "medium", "g": "12"}, "pyav"),
+        (
+            "open.ts",
+            "libx264",
+            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
+            "pyav",
+        ),
+        ("dvb.ts", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("long.ts", "libx264", {"preset": "medium", "g": "48"}, "pyav"),
+        ("dvd.avi", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
+        ("a.avi", "libx264", {"preset": "medium", "g": "12", "x264-params": "scenecut=0:b-adapt=0"}, "pyav"),
+        ("a.flv", "libx264", {"preset": "medium", "g": "12"}, "pyav"),
+        ("raw.h264", "libx264", {"preset": "medium", "g": "12"}, "pyav"),
+    ],
+)
+def test_the_frames_shown_are_those_wanted_however_they_are_coded(
+    tmp_path: Path, name: str, codec: str, options: dict[str, str], decoder: str
+) -> None:
+    path = make_video(
+        tmp_path / name,
+        steady(120, 25),
+        width=NUMBERED_SIZE[0],
+        height=NUMBERED_SIZE[1],
+        codec=codec,
+        clock=CLOCK if codec.startswith("lib") and not name.endswith(".avi") else Fraction(1, 25),
+        options=options,
+        frames=numbered_frames(120),
+    )
+    for wanted in ([0, 60], [0, 30, 60, 90], list(range(0, 120, 10))):
+        clip = decode(path, dataclasses.replace(SPEC, num_frames=len(wanted)))
+        assert clip.decoder == decoder
+        assert numbers_of(clip.frames) == wanted
+
+
 def test_one_frame_is_a_clip(tmp_path: Path) -> None:
     """Development case D01."""
     clip = decode(make_video(tmp_path / "a.mp4", [0.0], width=224, height=224), SPEC)
@@ -160,6 +225,28 @@ def test_a_picture_is_a_video_of_one_frame(tmp_path: Path) -> None:
     clip = decode(tmp_path / "a.png", SPEC)
     assert clip.frames.shape == (1, 56, 84, 3)
     assert np.array_equal(clip.frames[0], red_on_top(56, 84))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpg", "tiff", "png", "webp"])
+def test_a_picture_with_exif_is_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+    """Every corner has another colour; Pillow says where it belongs."""
+    from PIL import Image, ImageOps
+
+    corners = np.array([[(230, 20, 20), (20, 230, 20)], [(20, 20, 230), (230, 230, 20)]], np.uint8)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = orientation, "a camera"
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(corners.repeat(56, axis=0).repeat(84, axis=1)).save(path, exif=exif)
+    with Image.open(path) as stored:
+        upright = np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
+    assert upright.shape == ((112, 168, 3) if orientation < 5 else (168, 112, 3))
+    clip = decode(path, SPEC)
+    assert clip.frames.shape == (1, *upright.shape)
+    for tall in (0.25, 0.75):
+        for wide in (0.25, 0.75):
+            place = round(tall * upright.shape[0]), round(wide * upright.shape[1])
+            assert clip.frames[0][place] == pytest.approx(upright[place], abs=12)
 
 
 def test_a_frame_that_is_too_thin_is_bad(tmp_path: Path) -> None:
@@ -215,6 +302,125 @@ def test_a_file_whose_end_is_missing_is_bad_and_says_how_much(tmp_path: Path) ->
     path.write_bytes(cut)
     with pytest.raises(BadMedia, match=r"cut short: \d+ of 40 frames"):
         decode(path, SPEC)
+
+
+def noise(count: int) -> np.ndarray:
+    """Frames that take many bytes, so that a share of a file is that share of its frames."""
+    return np.random.default_rng(0).integers(0, 255, (count, 48, 64, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeroed"])
+@pytest.mark.parametrize(
+    ("name", "codec", "sound"),
+    [
+        ("a.mkv", "libx264", ""),
+        ("a.webm", "libvpx-vp9", ""),
+        ("sound.mkv", "libx264", "aac"),
+        ("sound.webm", "libvpx-vp9", "libopus"),
+        ("a.avi", "mpeg4", ""),
+    ],
+)
+def test_a_file_that_ends_before_its_header_says_is_bad(
+    tmp_path: Path, name: str, codec: str, sound: str, damage: str
+) -> None:
+    clock = Fraction(1, 10) if codec == "mpeg4" else CLOCK
+    path = make_video(
+        tmp_path / name, steady(40), codec=codec, clock=clock, frames=noise(40), sound=sound, sound_s=8 if sound else 0
+    )
+    assert decode(path, SPEC).duration_s == pytest.approx(4.0, abs=0.1)
+    content = path.read_bytes()
+    third = len(content) // 3
+    broken = {"cut": content[: len(content) * 6 // 10], "zeroed": content[:third] + bytes(third) + content[2 * third :]}
+    path.write_bytes(broken[damage])
+    with pytest.raises(BadMedia, match=r"cut short: \d\.\d of (3\.9|4\.0) s are there"):
+        decode(path, SPEC)
+
+
+def test_a_fragmented_mp4_with_a_hole_or_a_cut_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    fragments = {"movflags": "frag_keyframe+empty_moov"}
+    make_video(path, steady(40), frames=noise(40), options={"g": "5"}, container_options=fragments)
+    content = path.read_bytes()
+    moofs = [at - 4 for at in range(len(content)) if content[at : at + 4] == b"moof"]
+    assert len(moofs) == 8
+    hole = content[: moofs[3]] + bytes(moofs[5] - moofs[3]) + content[moofs[5] :]
+    cases = {
+        hole: f"the fragments past byte {moofs[3]} cannot be found",
+        content[: moofs[5] + 20]: "bytes are there",
+        content[: moofs[5] - 20]: "24 of 25 frames are there",
+    }
+    for broken, reason in cases.items():
+        path.write_bytes(broken)
+        with pytest.raises(BadMedia, match=f"cut short: .*{reason}"):
+            decode(path, SPEC)
+    for whole in (content, content + bytes(1000), content + b"a trailer of a camera"):
+        path.write_bytes(whole)
+        assert decode(path, SPEC).source_frames == 40
+
+
+@pytest.mark.parametrize("sound", ["", "aac"])
+def test_a_cut_flv_is_bad(tmp_path: Path, sound: str) -> None:
+    path = make_video(tmp_path / "a.flv", steady(40), frames=noise(40), sound=sound, sound_s=8)
+    assert decode(path, SPEC).duration_s == pytest.approx(4.0, abs=0.1)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    with pytest.raises(BadMedia, match="cut short"):
+        decode(path, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "sound", "options"),
+    [
+        ("a.mp4", "libx264", "aac", {}),
+        ("frag.mp4", "libx264", "aac", {"movflags": "frag_keyframe+empty_moov"}),
+        ("a.mkv", "libx264", "aac", {}),
+        ("a.webm", "libvpx-vp9", "libopus", {}),
+        ("live.webm", "libvpx-vp9", "libopus", {"live": "1"}),
+        ("a.flv", "libx264", "aac", {}),
+        ("a.avi", "mpeg4", "mp2", {}),
+        ("a.ts", "libx264", "aac", {}),
+    ],
+)
+def test_sound_may_be_longer_than_the_video_and_a_length_unsaid(
+    tmp_path: Path, name: str, codec: str, sound: str, options: dict[str, str]
+) -> None:
+    clock = Fraction(1, 10) if codec == "mpeg4" else CLOCK
+    path = make_video(
+        tmp_path / name, steady(20), codec=codec, clock=clock, sound=sound, sound_s=8, container_options=options
+    )
+    assert decode(path, SPEC).duration_s == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("times", [[0.0], [0.0, 5.0], [0.0, 0.1, 0.2, 4.0]])
+@pytest.mark.parametrize("suffix", ["mkv", "flv", "mp4"])
+def test_pictures_that_stay_for_long_are_no_cut(tmp_path: Path, times: list[float], suffix: str) -> None:
+    assert decode(make_video(tmp_path / f"a.{suffix}", times), SPEC).source_frames == len(times)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.gif"])
+def test_a_picture_that_is_cut_short_is_bad(tmp_path: Path, name: str, share: float) -> None:
+    """FFmpeg fills the rest of a JPEG with grey."""
+    from PIL import Image
+
+    path = tmp_path / name
+    Image.fromarray(noise(1)[0]).save(path)
+    assert decode(path, SPEC).source_frames == 1
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(BadMedia):
+        decode(path, SPEC)
+
+
+def test_an_animation_that_is_cut_short_is_bad(tmp_path: Path) -> None:
+    path = make_video(
+        tmp_path / "a.gif", steady(40), codec="gif", pix_fmt="rgb8", clock=Fraction(1, 100), frames=noise(40)
+    )
+    content = path.read_bytes()
+    assert decode(path, SPEC).source_frames == 40
+    path.write_bytes(content[: len(content) * 6 // 10])
+    with pytest.raises(BadMedia, match="cut short"):
+        decode(path, SPEC)
+    path.write_bytes(content[:-1])  # the byte that says so, no picture
+    assert decode(path, SPEC).source_frames == 40
 
 
 def test_a_file_without_pictures_is_bad(tmp_path: Path) -> None:
