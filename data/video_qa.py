@@ -33,7 +33,7 @@ class VideoQARow:
     """One question with its videos and what counts as right."""
 
     id: str
-    """Unique in its set; names the row in every message."""
+    """Names the row in every message; sets may repeat it."""
     videos: tuple[Path, ...]
     parts: tuple[str | int, ...]
     """The question in the order it is shown: texts, and indexes into `videos` where those stand."""
@@ -46,6 +46,11 @@ class VideoQARow:
     """The set's file and the place in it."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """What the set says besides (question type, ...): for metrics, never for training."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Tells the row from every other, also where ids are equal."""
+        return self.id, self.source
 
     @property
     def question(self) -> str:
