@@ -16,7 +16,7 @@ from typing import Any
 
 from data.answers import LETTERS, answer_text
 from data.demo_set import ensure_demo_set
-from data.tables import read_records, text_of
+from data.tables import SetError, read_records, text_of
 from data.video_qa import ESCAPED, BadRow, RowMistake, VideoQARow, make_row
 
 
@@ -151,7 +151,10 @@ def _nextqa_fields(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _nextqa_folders(folder: Path) -> dict[str, str]:
     mapping = folder / "map_vid_vidorID.json"
-    return dict(json.loads(mapping.read_text(encoding="utf-8"))) if mapping.is_file() else {}
+    try:
+        return dict(json.loads(mapping.read_text(encoding="utf-8"))) if mapping.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise SetError(f"{mapping}: is no JSON dictionary ({error}). Fetch it again.") from error
 
 
 def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:

@@ -33,6 +33,7 @@ OWN_FIELDS = ("id", "video", "question", "answer", "options", "kind")
 _HEAD = re.compile(r"(?:\s*<video>)*\s*")
 _ALONE = re.compile(r"^[ \t]*((?:<video>[ \t]*)+)$\n?", re.MULTILINE)
 _SPECIAL = re.compile(r"<\|\w+\|>")
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 _BARE_NUMBER = re.compile(
     r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE | re.ASCII
 )
@@ -162,20 +163,16 @@ def _plain(text: str) -> str:
     """A text that can stand in a prompt as it is."""
     if special := _SPECIAL.search(text):
         raise RowMistake(f"the text holds the special token {special.group()}. Remove it or write it apart.")
-    if _ESCAPE_MARK in text or not _is_unicode(text):
+    if _UNWRITABLE.search(text):
         raise RowMistake(f"the text {text[:80]!r} holds a NUL or half of a surrogate pair. Remove it.")
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _videos(value: Any, media_root: Path) -> tuple[Path, ...]:
     names = [] if value is None or value == "" else [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise RowMistake(f"video is {value!r}. Give a path or a list of paths.")
-    if any("\x00" in name or not _is_unicode(name) for name in names):
+    if any(_UNWRITABLE.search(name) for name in names):
         raise RowMistake(f"video is {value!r}, which no file can be called. Correct it.")
     return tuple(media_root / name for name in names)
 

@@ -198,7 +198,7 @@ def open_questions(config: RunConfig, model_dir: Path, should_stop: Callable[[],
     The sets are checked whole before the model is loaded.
 
     Raises:
-        UserError: the sets hold what the config does not allow, or no row to evaluate on.
+        UserError: the sets hold what the config does not allow, or one of those named holds no row to use.
     """
     policy = VideoQAPolicy(config, model_dir)
     report = check_sets(config, policy.count_tokens)

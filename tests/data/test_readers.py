@@ -142,6 +142,12 @@ def test_nextqa(tmp_path: Path) -> None:
     assert row.tags == {"type": "CH"}
 
 
+def test_a_broken_map_of_nextqa_is_named(tmp_path: Path) -> None:
+    (tmp_path / "map_vid_vidorID.json").write_text('{"401": "11')
+    with pytest.raises(SetError, match="map_vid_vidorID.json: is no JSON dictionary"):
+        load(tmp_path, "nextqa", [NEXTQA | {"video": "401"}])
+
+
 def test_llava_video_splits_turns_and_finds_options_in_the_text(tmp_path: Path) -> None:
     choices = "What does he hold?\nA. A cup.\nB. A phone.\nPlease respond with only the letter of the correct answer."
     record = {
