@@ -144,7 +144,7 @@ def test_nextqa(tmp_path: Path) -> None:
 
 def test_a_broken_map_of_nextqa_is_named(tmp_path: Path) -> None:
     (tmp_path / "map_vid_vidorID.json").write_text('{"401": "11')
-    with pytest.raises(SetError, match="map_vid_vidorID.json: is no JSON dictionary"):
+    with pytest.raises(SetError, match=r"map_vid_vidorID\.json: is no JSON dictionary"):
         load(tmp_path, "nextqa", [NEXTQA | {"video": "401"}])
 
 
