@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from configs.errors import UserError
 from configs.schema import DataConfig, RunConfig
-from data.answers import plain_words
+from data.answers import parse_number, parse_spans, plain_words
 from data.budget import ClipSpec, least_tokens
 from data.readers import LoadedSet, load_set
 from data.video_qa import VideoQARow
@@ -71,8 +71,13 @@ class Report:
 
     def usable(self, split: Split) -> list[VideoQARow]:
         """The rows without a finding that rules them out."""
-        out = {f.id for f in self.findings if f.split == split and f.kind in ("missing", "too_long")}
-        return [row for row in self.rows[split] if row.id not in out]
+        out = {(f.id, f.source) for f in self.findings if f.split == split and f.kind in ("missing", "too_long")}
+        return [row for row in self.rows[split] if row.key not in out]
+
+    def useless(self, config: DataConfig) -> list[str]:
+        """Sections that name files, none of whose rows can be used."""
+        files: dict[Split, Mapping[str, str]] = {"train": config.train, "eval": config.eval}
+        return [f"data.{split}" for split, named in files.items() if named and not self.usable(split)]
 
     def to_dict(self, config: DataConfig) -> dict[str, Any]:
         """Everything but the rows, as plain JSON values."""
@@ -81,7 +86,7 @@ class Report:
             "text_tokens": self.text_tokens,
             "findings": [asdict(finding) for finding in self.findings],
             "num_findings": dict(Counter(finding.kind for finding in self.findings)),
-            "ok": not self.stopping(config),
+            "ok": not self.stopping(config) and not self.useless(config),
         }
 
     def text(self) -> str:
@@ -108,13 +113,14 @@ def check_sets(config: RunConfig, count_tokens: CountTokens | None = None) -> Re
         "eval": load_set(data.eval, data.media_root),
     }
     report = Report({split: content.rows for split, content in loaded.items()}, [])
+    absent = {video: _absence(video) for rows in report.rows.values() for row in rows for video in row.videos}
     for split, content in loaded.items():
         bad = (Finding("bad_row", split, row.id, row.source, row.reason) for row in content.bad_rows)
         report.findings.extend(bad)
-        report.findings.extend(_missing(split, content.rows))
+        report.findings.extend(_missing(split, content.rows, absent))
         report.findings.extend(_repeated(split, content.rows))
         report.counts.update(_counts(split, content))
-    report.findings.extend(_leaks(loaded["train"].rows, loaded["eval"].rows))
+    report.findings.extend(_leaks(loaded["train"].rows, loaded["eval"].rows, absent))
     if count_tokens is not None:
         _check_lengths(report, config, count_tokens)
     return report
@@ -136,11 +142,17 @@ def require_allowed(report: Report, config: DataConfig) -> None:
 
     Raises:
         DataError: lists what was found; past 20 of a kind only their number, except for missing files: all of those.
+            Or no row of a set can be used.
     """
     by_kind: dict[FindingKind, list[Finding]] = defaultdict(list)
     for finding in report.stopping(config):
         by_kind[finding.kind].append(finding)
     if not by_kind:
+        if useless := report.useless(config):
+            names = " and ".join(useless)
+            raise DataError(
+                f"no row of {names} can be used: all are left out, or there are none. Mend it or leave it out."
+            )
         return
     lines: list[str] = []
     for kind, findings in by_kind.items():
@@ -186,21 +198,18 @@ def _counts(split: Split, content: LoadedSet) -> dict[str, int]:
     }
 
 
-def _missing(split: Split, rows: Sequence[VideoQARow]) -> Iterator[Finding]:
-    known: dict[Path, str] = {}
+def _missing(split: Split, rows: Sequence[VideoQARow], absent: Mapping[Path, str]) -> Iterator[Finding]:
     for row in rows:
-        for video in row.videos:
-            if video not in known:
-                known[video] = _absence(video)
-            if reason := known[video]:
-                yield Finding("missing", split, row.id, row.source, f"{video}: {reason}")
-                break
+        if video := next((video for video in row.videos if absent[video]), None):
+            yield Finding("missing", split, row.id, row.source, f"{video}: {absent[video]}")
 
 
 def _absence(video: Path) -> str:
     try:
         if not video.is_file():
-            return "is a folder" if video.exists() else "no such file"
+            return "is a folder" if video.is_dir() else "is no file" if video.exists() else "no such file"
+        if not os.access(video, os.R_OK):
+            return "may not be read"
         return "" if video.stat().st_size else "is empty (0 bytes)"
     except OSError as error:  # a name that is too long, a folder that may not be read
         return str(error.strerror or error)
@@ -214,7 +223,7 @@ def _repeated(split: Split, rows: Sequence[VideoQARow]) -> Iterator[Finding]:
         key = (row.videos, tuple(plain_words(row.question)), tuple(sorted(map(str.lower, row.options))))
         same = first.setdefault(key, row)
         if same is not row:
-            agrees = _said(same) == _said(row)
+            agrees = _meant(same) == _meant(row)
             kind: FindingKind = "duplicate" if agrees else "conflict"
             extra = "" if agrees else f", with another answer: {_said(same)!r} there, {_said(row)!r} here"
             yield Finding(kind, split, row.id, row.source, f"asks the same as row {same.id!r} ({same.source}){extra}")
@@ -226,13 +235,23 @@ def _said(row: VideoQARow) -> str:
     return row.options[ord(row.answer) - ord("A")].lower() if row.kind == "choice" else row.answer.lower()
 
 
-def _leaks(train: Sequence[VideoQARow], held_out: Sequence[VideoQARow]) -> Iterator[Finding]:
+def _meant(row: VideoQARow) -> object:
+    """The answer as it is compared: 3 and 3.0 are one."""
+    if row.kind in ("numeric", "mra"):
+        return parse_number(row.answer)
+    return parse_spans(row.answer) if row.kind == "span" else plain_words(_said(row)) or _said(row)
+
+
+def _leaks(
+    train: Sequence[VideoQARow], held_out: Sequence[VideoQARow], absent: Mapping[Path, str]
+) -> Iterator[Finding]:
     """Rows to evaluate on whose video is also trained on, under the same name or another."""
-    owners = {os.path.realpath(video): row for row in train for video in row.videos}
-    copies = _copies(owners, {os.path.realpath(video) for row in held_out for video in row.videos})
+    places = {video: os.path.realpath(video) for video, reason in absent.items() if not reason}
+    owners = {places[video]: row for row in train for video in row.videos if video in places}
+    copies = _copies(owners, {places[video] for row in held_out for video in row.videos if video in places})
     for row in held_out:
         for video in row.videos:
-            place = os.path.realpath(video)
+            place = places.get(video, "")
             if (twin := place if place in owners else copies.get(place)) is not None:
                 name = f"{video}" if twin == place else f"{video} has the bytes of {twin}, which"
                 reason = f"{name} is in train too, row {owners[twin].id!r}"
@@ -240,28 +259,21 @@ def _leaks(train: Sequence[VideoQARow], held_out: Sequence[VideoQARow]) -> Itera
                 break
 
 
-def _copies(owners: dict[str, VideoQARow], places: set[str]) -> dict[str, str]:
+def _copies(owners: Mapping[str, VideoQARow], places: set[str]) -> dict[str, str]:
     """From an evaluation video to a training one with the same bytes, by size first, then first and last bytes."""
     by_size: dict[int, list[str]] = defaultdict(list)
     for place in owners:
-        by_size[_size(place)].append(place)
+        by_size[os.path.getsize(place)].append(place)
     found: dict[str, str] = {}
     prints: dict[str, bytes] = {}
     for place in places - owners.keys():
-        size = _size(place)
-        for other in by_size.get(size, ()) if size > 0 else ():
+        size = os.path.getsize(place)
+        for other in by_size.get(size, ()):
             for path in (place, other):
                 prints[path] = prints.get(path) or _edges(path, size)
             if prints[place] == prints[other]:
                 found[place] = other
     return found
-
-
-def _size(place: str) -> int:
-    try:
-        return os.stat(place).st_size
-    except OSError:
-        return -1
 
 
 def _edges(place: str, size: int) -> bytes:

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from data.answers import LETTERS, answer_text
 from data.demo_set import ensure_demo_set
-from data.tables import read_records, text_of
-from data.video_qa import BadRow, RowMistake, VideoQARow, make_row
+from data.tables import SetError, read_records, text_of
+from data.video_qa import ESCAPED, BadRow, RowMistake, VideoQARow, make_row
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Own fields of one row before they are checked."""
+    """One row before it is read and checked."""
 
-    fields: Mapping[str, Any]
+    fields: Callable[[], Mapping[str, Any]]
+    """Gives its own fields; raises RowMistake."""
     id: str = ""
     """The set's own name of the row; empty: its file and place."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    part: str = ""
+    """Where in its record it stands, `question 2`; empty: it is the whole record."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +63,29 @@ def load_set(files: Mapping[str, str], media_root: str) -> LoadedSet:
 
 
 def _add_record(loaded: LoadedSet, reader: Reader, path: Path, place: str, record: Any, root: Path) -> None:
-    source = f"{path}, {place}"
-    fallback_id = f"{path.stem}:{place.split()[-1]}"
-    row_id = fallback_id
+    """Every row of a record, each for itself: a bad one takes no other along."""
+    name = f"{path.stem}:{place.partition(' ')[2]}"
     try:
         if isinstance(record, ValueError):
             raise RowMistake(str(record))
-        if not isinstance(record, Mapping):
-            raise RowMistake(f"is {type(record).__name__}. Expected fields and values.")
-        for draft in reader(record, path):
-            row_id = draft.id or fallback_id
-            loaded.rows.append(make_row(draft.fields, row_id=row_id, source=source, media_root=root, tags=draft.tags))
+        drafts = list(reader(_mapping(record), path))
     except RowMistake as mistake:
-        loaded.bad_rows.append(BadRow(row_id, source, str(mistake)))
+        loaded.bad_rows.append(BadRow(name, f"{path}, {place}", str(mistake)))
+        return
+    for draft in drafts:
+        row_id = draft.id or "#".join(filter(None, (name, draft.part.partition(" ")[2])))
+        source = ", ".join(filter(None, (str(path), place, draft.part)))
+        try:
+            row = make_row(draft.fields(), row_id=row_id, source=source, media_root=root, tags=draft.tags)
+            loaded.rows.append(row)
+        except RowMistake as mistake:
+            loaded.bad_rows.append(BadRow(row_id, source, str(mistake)))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RowMistake(f"is {type(value).__name__}. Expected fields and values.")
+    return value
 
 
 # --- formats -----------------------------------------------------------------------------------------------------
@@ -80,7 +93,7 @@ def _add_record(loaded: LoadedSet, reader: Reader, path: Path, place: str, recor
 
 def own(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
     """`video`, `question`, `answer`, and if you like `options`, `kind` and `id`."""
-    yield Draft(record, text_of(record, "id"))
+    yield Draft(lambda: record, text_of(record, "id"))
 
 
 _VIDEO_R1_KINDS = {
@@ -97,19 +110,21 @@ def video_r1(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
 
     `data_type` image is a video of one frame. `solution` holds the answer in `<answer>` tags.
     """
-    problem_type = text_of(record, "problem_type").lower()
+    tags = {"problem_type": text_of(record, "problem_type").lower(), "data_source": text_of(record, "data_source")}
+    yield Draft(lambda: _video_r1_fields(record, tags["problem_type"]), text_of(record, "problem_id"), tags)
+
+
+def _video_r1_fields(record: Mapping[str, Any], problem_type: str) -> dict[str, Any]:
     if problem_type not in _VIDEO_R1_KINDS:
         raise RowMistake(f"problem_type is {problem_type!r}. Known are {', '.join(_VIDEO_R1_KINDS)}.")
     kind = _VIDEO_R1_KINDS[problem_type]
-    fields = {
-        "video": text_of(record, "path"),
+    return {
+        "video": _required(record, "path"),
         "question": _without_placeholder(text_of(record, "problem")),
         "answer": answer_text(text_of(record, "solution")),
         "options": record.get("options") if kind == "choice" else None,
         "kind": kind,
     }
-    tags = {"problem_type": problem_type, "data_source": text_of(record, "data_source")}
-    yield Draft(fields, text_of(record, "problem_id"), tags)
 
 
 def nextqa(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
@@ -117,22 +132,29 @@ def nextqa(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
 
     A `map_vid_vidorID.json` beside the file gives the folder of each video.
     """
+    tags = {"type": text_of(record, "type")}
+    yield Draft(lambda: _nextqa_fields(record, path.parent), _joined(record, "video", record, "qid"), tags)
+
+
+def _nextqa_fields(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     options = [text_of(record, f"a{index}") for index in range(5)]
-    video = text_of(record, "video")
-    fields = {
-        "video": f"{_nextqa_folders(path.parent).get(video, video)}.mp4" if video else None,
+    video = _required(record, "video")
+    return {
+        "video": f"{_nextqa_folders(folder).get(video, video)}.mp4",
         "question": _sentence(text_of(record, "question")),
         "answer": _by_index(text_of(record, "answer"), options),
         "options": options,
         "kind": "choice",
     }
-    yield Draft(fields, f"{video}_{text_of(record, 'qid')}", {"type": text_of(record, "type")})
 
 
 @lru_cache(maxsize=4)
 def _nextqa_folders(folder: Path) -> dict[str, str]:
     mapping = folder / "map_vid_vidorID.json"
-    return dict(json.loads(mapping.read_text(encoding="utf-8"))) if mapping.is_file() else {}
+    try:
+        return dict(json.loads(mapping.read_text(encoding="utf-8"))) if mapping.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise SetError(f"{mapping}: is no JSON dictionary ({error}). Fetch it again.") from error
 
 
 def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
@@ -143,35 +165,43 @@ def llava_video(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
     turns = record.get("conversations")
     if not isinstance(turns, list) or len(turns) < 2 or len(turns) % 2:
         raise RowMistake(f"conversations are {str(turns)[:80]!r}. Expected pairs of a human and a gpt turn.")
+    tags = {"data_source": text_of(record, "data_source")}
+    name = text_of(record, "id")
     for index in range(0, len(turns), 2):
-        human, model = turns[index], turns[index + 1]
-        if (human.get("from"), model.get("from")) != ("human", "gpt"):
-            raise RowMistake(
-                f"turn {index} is from {human.get('from')!r}, then {model.get('from')!r}: human, then gpt."
-            )
-        question, options = _options_in_text(_without_placeholder(text_of(human, "value")))
-        fields = {
-            "video": record.get("video"),
-            "question": question,
-            "answer": text_of(model, "value"),
-            "options": options,
-            "kind": "choice" if options else "text",
-        }
-        yield Draft(fields, f"{text_of(record, 'id')}#{index // 2}", {"data_source": text_of(record, "data_source")})
+        fields = partial(_llava_fields, record, *turns[index : index + 2])
+        number = index // 2
+        yield Draft(fields, f"{name}#{number}" if name else "", tags, f"pair {number}")
+
+
+def _llava_fields(record: Mapping[str, Any], human: Any, model: Any) -> dict[str, Any]:
+    speakers = (_mapping(human).get("from"), _mapping(model).get("from"))
+    if speakers != ("human", "gpt"):
+        raise RowMistake(f"the turns are from {speakers[0]!r}, then {speakers[1]!r}. Expected human, then gpt.")
+    question, options = _options_in_text(_without_placeholder(text_of(human, "value")))
+    return {
+        "video": _required(record, "video"),
+        "question": question,
+        "answer": text_of(model, "value"),
+        "options": options,
+        "kind": "choice" if options else "text",
+    }
 
 
 def vsi_bench(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
     """VSI-Bench: `dataset`, `scene_name`, `question`, `question_type`, `ground_truth`; no `options`: a number, MRA."""
+    tags = {"question_type": text_of(record, "question_type")}
+    yield Draft(lambda: _vsi_fields(record), text_of(record, "id"), tags)
+
+
+def _vsi_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     options = record.get("options")
-    scene = "/".join(filter(None, (text_of(record, "dataset"), text_of(record, "scene_name"))))
-    fields = {
-        "video": f"{scene}.mp4" if scene else None,
+    return {
+        "video": "/".join(filter(None, (text_of(record, "dataset"), f"{_required(record, 'scene_name')}.mp4"))),
         "question": text_of(record, "question"),
         "answer": text_of(record, "ground_truth"),
         "options": options,
         "kind": "choice" if options else "mra",
     }
-    yield Draft(fields, text_of(record, "id"), {"question_type": text_of(record, "question_type")})
 
 
 def perception_test(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
@@ -179,18 +209,24 @@ def perception_test(record: Mapping[str, Any], path: Path) -> Iterator[Draft]:
     metadata, questions = record.get("metadata"), record.get("mc_question")
     if not isinstance(metadata, Mapping) or not isinstance(questions, list):
         raise RowMistake("metadata or mc_question is missing. Give the set's mc_question_*.json or all_*.json.")
-    video = text_of(metadata, "video_id")
-    for question in questions:
-        options = question.get("options") or []
-        fields = {
-            "video": f"{video}.mp4",
-            "question": text_of(question, "question"),
-            "answer": _by_index(text_of(question, "answer_id"), options),
-            "options": options,
-            "kind": "choice",
-        }
-        tags = {name: text_of(question, name) for name in ("area", "reasoning")}
-        yield Draft(fields, f"{video}_{text_of(question, 'id')}", tags)
+    for number, question in enumerate(questions):
+        known = question if isinstance(question, Mapping) else {}
+        tags = {name: text_of(known, name) for name in ("area", "reasoning")}
+        fields = partial(_perception_fields, metadata, question)
+        yield Draft(fields, _joined(metadata, "video_id", known, "id"), tags, f"question {number}")
+
+
+def _perception_fields(metadata: Mapping[str, Any], question: Any) -> dict[str, Any]:
+    options = _mapping(question).get("options")
+    if not isinstance(options, list):
+        raise RowMistake(f"options are {options!r}. Give a list of texts.")
+    return {
+        "video": f"{_required(metadata, 'video_id')}.mp4",
+        "question": text_of(question, "question"),
+        "answer": _by_index(text_of(question, "answer_id"), options),
+        "options": options,
+        "kind": "choice",
+    }
 
 
 Reader = Callable[[Mapping[str, Any], Path], Iterator[Draft]]
@@ -211,6 +247,7 @@ FORMATS: dict[str, Reader] = {
 # --- parts of formats --------------------------------------------------------------------------------------------
 
 
+_SET_MARK = re.compile(r"(?<!\\)<(?:image|video)>")
 _OPTION_LINE = re.compile(r"^\s*\(?([A-Z])[.):]\s+(.+?)\s*$")
 _ASKS_FOR_LETTER = re.compile(r"(?:respond|answer|reply)\b.*\b(?:letter|option|options)\b", re.IGNORECASE)
 
@@ -227,16 +264,32 @@ def _options_in_text(text: str) -> tuple[str, list[str]]:
     return "\n".join(kept).strip(), [match.group(2) for _, match in found]
 
 
+def _required(record: Mapping[str, Any], name: str) -> str:
+    """A field that every row of a published set has: what names its video."""
+    value = record.get(name)
+    if not text_of(record, name) or not isinstance(value, str | int):
+        raise RowMistake(f"{name} is {value!r}. Every row of this set has a video: give its name.")
+    return text_of(record, name)
+
+
+def _joined(first: Mapping[str, Any], name: str, second: Mapping[str, Any], other: str) -> str:
+    """An id of two parts; empty where one is missing, as it would name several rows."""
+    parts = text_of(first, name), text_of(second, other)
+    return "_".join(parts) if all(parts) else ""
+
+
 def _without_placeholder(text: str) -> str:
     """The set's own mark for its one video, `<image>` or `<video>`, taken from the start or end of a question."""
-    return re.sub(r"^\s*(?:<(?:image|video)>\s*)+|(?:\s*<(?:image|video)>)+\s*$", "", text)
+    if len(marks := _SET_MARK.findall(text)) > 1:
+        raise RowMistake(f"1 video(s) but {len(marks)} marks, {' '.join(marks)}. Leave one; {ESCAPED} is text.")
+    return re.sub(r"^\s*<(?:image|video)>\s*|\s*(?<!\\)<(?:image|video)>\s*$", "", text).replace("\\<image>", "<image>")
 
 
-def _by_index(answer: str, options: list[str]) -> str:
+def _by_index(answer: str, options: Sequence[object]) -> str:
     """The letter of an index from 0, or the answer as it is where that is no index."""
     if not answer.isdecimal():
         return answer
-    if int(answer) >= len(options):
+    if int(answer) >= min(len(options), len(LETTERS)):
         raise RowMistake(f"the answer is option {answer}, but there are {len(options)}, counted from 0.")
     return LETTERS[int(answer)]
 

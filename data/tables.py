@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,14 @@ def _json_lines(path: Path) -> Iterator[Record]:
             if line.strip():
                 try:
                     yield f"line {number}", json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     yield f"line {number}", ValueError(f"is not JSON ({error}). Correct or delete the line.")
 
 
 def _json(path: Path) -> Iterator[Record]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SetError(f"{path}: is not JSON ({error}). Is it JSON Lines? Then call it .jsonl.") from error
     if isinstance(content, list):
         yield from ((f"entry {number}", record) for number, record in enumerate(content))
@@ -65,9 +66,17 @@ def _json(path: Path) -> Iterator[Record]:
 
 def _csv(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        for record in rows:
-            yield f"line {rows.line_num}", record
+        rows = csv.DictReader(file, strict=True)  # else an open quote would swallow the rows after it
+        line = 1
+        try:
+            for record in rows:
+                line = rows.line_num
+                wrong = ValueError("has more fields than the first line. Put quotes around those with commas.")
+                yield f"line {line}", wrong if None in record else record
+        except csv.Error as error:
+            raise SetError(
+                f"{path}: is not CSV after line {line} ({error}). Close its quotes, and double those inside."
+            ) from error
 
 
 def _parquet(path: Path) -> Iterator[Record]:
@@ -87,6 +96,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def text_of(record: Mapping[str, Any], name: str) -> str:
-    """A field as text; empty where it is missing or null."""
+    """A field as text; empty where it is missing, null or no finite number (pandas writes NaN for nothing)."""
     value = record.get(name)
-    return "" if value is None else str(value).strip()
+    lost = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return "" if lost else str(value).strip()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from configs.errors import UserError
 from configs.schema import RunConfig
@@ -59,6 +60,32 @@ class TooManyBadMedia(UserError):
     """More videos than `data.max_bad_fraction` allows cannot be shown."""
 
 
+class BadVideo(BadMedia):
+    """One of a row's videos cannot be shown."""
+
+    def __init__(self, video: Path, reason: str) -> None:
+        super().__init__(reason)
+        self.video = video
+
+
+def claim(pool: ClipPool, row: VideoQARow, tickets: Sequence[int]) -> list[DecodedClip]:
+    """The clips of a row, from one ticket for each of its videos; every ticket is used up.
+
+    Raises:
+        BadVideo: the first that cannot be shown.
+    """
+    clips: list[DecodedClip] = []
+    bad: BadVideo | None = None
+    for video, ticket in zip(row.videos, tickets, strict=True):
+        try:
+            clips.append(pool.result(ticket))
+        except BadMedia as error:
+            bad = bad or BadVideo(video, str(error))
+    if bad:
+        raise bad
+    return clips
+
+
 class VideoQAFeed:
     """An endless stream of samples.
 
@@ -92,9 +119,10 @@ class VideoQAFeed:
         self._rows, self._pool, self._seed, self._prefetch = rows, pool, seed, prefetch
         self._rank, self._world_size, self._token_budget = rank, world_size, token_budget
         self._quarantine = Quarantine(bad_media)
-        self._known_bad = len(self._quarantine.row_ids)
         self._max_bad_fraction = max_bad_fraction
-        self._ahead: deque[tuple[int, VideoQARow, list[int]]] = deque()
+        self._tried: set[int] = set()
+        self._bad: set[int] = set()  # of those tried; others may be on record, from another order or an earlier start
+        self._ahead: deque[tuple[int, int, list[int]]] = deque()
         self._next_position = 0
         self._next_submit = 0
         self._epoch_order: tuple[int, list[int]] = (-1, [])
@@ -112,8 +140,8 @@ class VideoQAFeed:
         skipped = 0
         while len(samples) < count:
             self._submit_ahead()
-            position, row, tickets = self._ahead.popleft()
-            sample = self._claim(position, row, tickets)
+            position, place, tickets = self._ahead.popleft()
+            sample = self._claim(position, place, tickets)
             self._next_position = position + 1
             skipped = 0 if sample else skipped + 1
             if sample:
@@ -141,6 +169,8 @@ class VideoQAFeed:
                 f"the saved order has seed {state['seed']}, this run {self._seed}: set seed={state['seed']}"
             )
         self._next_position = self._next_submit = state["next_position"]
+        for position in range(min(self._next_position, -(-len(self._rows) // self._world_size))):
+            self._note_tried(self._place(position))
 
     def metrics(self) -> dict[str, float]:
         """`data/*` since the last call, and counts of the whole run."""
@@ -148,7 +178,7 @@ class VideoQAFeed:
         self._waited_s = self._pool.wait_s
         return {
             "data/wait_s": waited,
-            "data/bad_rows": float(len(self._quarantine.row_ids)),
+            "data/bad_rows": float(len(self._quarantine.keys)),
             "data/reduced_clips": float(self._reduced),
             "data/cached_clips": float(self._pool.num_cached),
             "data/decoded_clips": float(self._pool.num_decoded),
@@ -158,53 +188,57 @@ class VideoQAFeed:
     def _index(self, position: int) -> int:
         return position * self._world_size + self._rank
 
-    def _row(self, position: int) -> VideoQARow:
+    def _place(self, position: int) -> int:
+        """Which of the rows stands at a position of this stream."""
         epoch, place = divmod(self._index(position), len(self._rows))
         if self._epoch_order[0] != epoch:
             order = sorted(range(len(self._rows)), key=lambda row: (stable_seed(self._seed, epoch, row), row))
             self._epoch_order = (epoch, order)
-        return self._rows[self._epoch_order[1][place]]
+        return self._epoch_order[1][place]
 
     def _submit_ahead(self) -> None:
         while len(self._ahead) < self._prefetch:
-            row = self._row(self._next_submit)
+            place = self._place(self._next_submit)
+            row = self._rows[place]
             budget = self._token_budget(row) if self._token_budget else 0
-            usable = not self._quarantine.knows(row)
-            tickets = [self._pool.submit(video, budget) for video in row.videos] if usable else []
-            self._ahead.append((self._next_submit, row, tickets))
+            videos = () if self._quarantine.knows(row) else row.videos
+            self._ahead.append((self._next_submit, place, [self._pool.submit(video, budget) for video in videos]))
             self._next_submit += 1
 
-    def _claim(self, position: int, row: VideoQARow, tickets: list[int]) -> Sample | None:
+    def _claim(self, position: int, place: int, tickets: list[int]) -> Sample | None:
         """The sample of a row; None where a video of it is bad, which is then on record."""
-        if self._quarantine.knows(row):
-            self._drop(tickets)
+        row, clips = self._rows[place], self._clips(self._rows[place], tickets)
+        self._note_tried(place)
+        if clips is None:
+            self._judge()
             return None
-        clips = []
-        for place, ticket in enumerate(tickets):
-            try:
-                clips.append(self._pool.result(ticket))
-            except BadMedia as error:
-                self._drop(tickets[place + 1 :])
-                self._quarantine.add(row, row.videos[place], str(error))
-                self._judge(position)
-                return None
         self._note(row, clips)
         index = self._index(position)
         return Sample(index, stable_seed(self._seed, index), row, tuple(clips))
 
-    def _drop(self, tickets: Sequence[int]) -> None:
-        for ticket in tickets:
-            try:
-                self._pool.result(ticket)
-            except BadMedia:
-                continue
+    def _clips(self, row: VideoQARow, tickets: list[int]) -> list[DecodedClip] | None:
+        known = self._quarantine.knows(row)
+        if known and not tickets:
+            return None
+        try:
+            clips = claim(self._pool, row, tickets)
+        except BadVideo as error:
+            if not known:
+                self._quarantine.add(row, error.video, str(error))
+            return None
+        return None if known else clips
 
-    def _judge(self, position: int) -> None:
-        # Other ranks fare alike; what was on record at the start is theirs too.
-        bad = self._known_bad + (len(self._quarantine.row_ids) - self._known_bad) * self._world_size
-        tried = min(len(self._rows), self._index(position) + 1)
-        of = max(tried, min(len(self._rows), JUDGED_AFTER))
-        if bad > self._max_bad_fraction * of:
+    def _note_tried(self, place: int) -> None:
+        self._tried.add(place)
+        if self._quarantine.knows(self._rows[place]):
+            self._bad.add(place)
+
+    def _judge(self) -> None:
+        """Stop where too many are bad of the rows that this stream tried; other ranks fare alike."""
+        bad, tried = len(self._bad), len(self._tried)
+        likely = self._max_bad_fraction * max(tried, min(len(self._rows), JUDGED_AFTER))
+        by_chance = 3 * math.sqrt(likely)  # a set within the limit has stretches that are worse
+        if bad > min(likely + by_chance, self._max_bad_fraction * len(self._rows)):
             raise TooManyBadMedia(
                 f"{bad} of {tried} rows tried have videos that cannot be shown, over data.max_bad_fraction="
                 f"{self._max_bad_fraction:g}: {self._listed()} Mend or remove them, or raise it."
@@ -264,34 +298,39 @@ class Quarantine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.row_ids: set[str] = set()
-        """Rows on record whose files are as they were."""
+        self.keys: set[tuple[str, str]] = set()
+        """`key` of the rows on record whose files are as they were."""
         self.last = "none"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        content = path.read_bytes() if path.is_file() else b""
+        for line in content.splitlines():
             self._read(line)
+        self._unfinished = not content.endswith(b"\n") and content != b""
 
     def knows(self, row: VideoQARow) -> bool:
         """True where the row is on record."""
-        return row.id in self.row_ids
+        return row.key in self.keys
 
     def add(self, row: VideoQARow, video: Path, reason: str) -> None:
         """Put a row on record."""
-        self.row_ids.add(row.id)
+        self.keys.add(row.key)
         self.last = f"{video} ({reason})"
         record = {"id": row.id, "video": str(video), "reason": reason, "source": row.source, "file": _file_facts(video)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write("\n" * self._unfinished + json.dumps(record, ensure_ascii=False) + "\n")
+        self._unfinished = False
         logger.warning("row %s leaves the epoch: %s: %s", row.id, video, reason)
 
-    def _read(self, line: str) -> None:
+    def _read(self, line: bytes) -> None:
         try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:  # the last line of a run that was killed while it wrote
+            record = json.loads(line)
+            key, video, reason = (record["id"], record["source"]), Path(record["video"]), record["reason"]
+            facts = record["file"]
+        except (ValueError, TypeError, KeyError):  # what a killed run left of a line, perhaps cut inside a character
             return
-        if record["file"] == _file_facts(Path(record["video"])):
-            self.row_ids.add(record["id"])
-            self.last = f"{record['video']} ({record['reason']})"
+        if facts == _file_facts(video):
+            self.keys.add(key)
+            self.last = f"{video} ({reason})"
 
 
 def _file_facts(video: Path) -> list[int] | None:

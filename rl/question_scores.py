@@ -15,12 +15,10 @@ from typing import Any
 
 from agent.rewards import answer_score
 from configs.schema import RunConfig
-from data.decode import DecodedClip
 from data.task_sampler import stable_seed
 from data.types import Response, TurnKey
-from data.video_index import BadMedia
 from data.video_qa import VideoQARow
-from data.video_qa_feed import ClipPool, Quarantine, TooManyBadMedia
+from data.video_qa_feed import BadVideo, ClipPool, Quarantine, TooManyBadMedia, claim
 from rl.evaluate import eval_sampling
 from rl.interfaces import QuestionPolicy, Ranks, Runtime
 from rl.metrics import write_json
@@ -134,24 +132,6 @@ def choose_rows(rows: Sequence[VideoQARow], count: int, seed: int) -> list[Video
     return [rows[place] for place in sorted(order[:count])]
 
 
-def claim(pool: ClipPool, tickets: Sequence[int]) -> list[DecodedClip]:
-    """The clips of a row; every ticket is used up.
-
-    Raises:
-        BadMedia: one of them cannot be shown; the first one's reason.
-    """
-    clips: list[DecodedClip] = []
-    reason: BadMedia | None = None
-    for ticket in tickets:
-        try:
-            clips.append(pool.result(ticket))
-        except BadMedia as error:
-            reason = reason or error
-    if reason:
-        raise reason
-    return clips
-
-
 def summarize_answers(rows: Sequence[VideoQARow], answers: Sequence[Answer]) -> QuestionEvaluation:
     """Means, intervals, tables, and one record a question."""
     shown = [(row, answer) for row, answer in zip(rows, answers, strict=True) if not answer.lost]
@@ -190,9 +170,9 @@ def _ask(
                 break
             place, row, tickets = ahead.popleft()
             try:
-                (prompt,) = policy.render([row], [claim(pool, tickets)])
-            except BadMedia as error:
-                quarantine.add(row, row.videos[0], str(error))
+                (prompt,) = policy.render([row], [claim(pool, row, tickets)])
+            except BadVideo as error:
+                quarantine.add(row, error.video, str(error))
                 found[place] = Answer(lost=1.0)
                 continue
             key = TurnKey(place, 0, 0)

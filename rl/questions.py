@@ -19,12 +19,11 @@ from data.check import check_sets, require_allowed
 from data.decode_pool import DecodePool
 from data.task_sampler import stable_seed
 from data.types import Group, Prompt, Response, Rollout, Turn, TurnKey
-from data.video_index import BadMedia
 from data.video_qa import VideoQARow
-from data.video_qa_feed import ClipPool, Sample, VideoQAFeed, open_feed, open_pool
+from data.video_qa_feed import BadVideo, ClipPool, Sample, VideoQAFeed, claim, open_feed, open_pool
 from envs.registration import Episode
 from rl.interfaces import Cursors, QuestionPolicy, Runtime
-from rl.question_scores import QuestionEvaluation, claim, evaluate_questions
+from rl.question_scores import QuestionEvaluation, evaluate_questions
 from rl.rollout import Job, Lost, rollout_sampling
 from runtime.rollplex import Rollplex
 
@@ -112,8 +111,8 @@ class QuestionSource:
                 break
             budget = self.policy.token_budget(row)
             try:
-                clips = claim(self.pool, [self.pool.submit(video, budget) for video in row.videos])
-            except BadMedia:
+                clips = claim(self.pool, row, [self.pool.submit(video, budget) for video in row.videos])
+            except BadVideo:
                 continue
             found.append((row.id, self.policy.render([row], [clips])[0]))
         return found
@@ -199,7 +198,7 @@ def open_questions(config: RunConfig, model_dir: Path, should_stop: Callable[[],
     The sets are checked whole before the model is loaded.
 
     Raises:
-        UserError: the sets hold what the config does not allow, or no row to evaluate on.
+        UserError: the sets hold what the config does not allow, or one of those named holds no row to use.
     """
     policy = VideoQAPolicy(config, model_dir)
     report = check_sets(config, policy.count_tokens)

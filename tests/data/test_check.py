@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -13,8 +15,11 @@ from typing import Any
 import pytest
 
 import run
+from configs.load import load_config
 from configs.schema import DataConfig, RunConfig, SetFormat
 from data.check import DataError, check_sets, clip_spec, usable_rows
+
+ROOT = Path(__file__).parents[2]
 
 
 def write_set(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -126,6 +131,74 @@ def test_repeated_and_contradicting_rows_are_reported_and_kept(tmp_path: Path) -
     ]
     assert "'thing 0' there, 'something else' here" in report.findings[1].reason
     assert report.stopping(DataConfig()) == []
+
+
+def test_rows_with_one_id_are_judged_each_for_itself(tmp_path: Path) -> None:
+    """Two files called train.jsonl give the same ids by default."""
+    touch(tmp_path, 0)
+    files: dict[str, SetFormat] = {}
+    for name, missing in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        rows = [
+            question(0, question=f"{name} {line}?", video="gone.mp4" if line == missing else "0.mp4") for line in (1, 2)
+        ]
+        files[write_set(tmp_path / name / "train.jsonl", [row | {"id": None} for row in rows])] = "own"
+    config = RunConfig(data=DataConfig(train=files, media_root=str(tmp_path), on_missing="skip"))
+    assert [row.question for row in usable_rows(config, "train")] == ["one 2?", "two 1?"]
+    assert [row.id for row in usable_rows(config, "train")] == ["train:2", "train:1"]
+
+
+def test_answers_of_one_value_do_not_contradict(tmp_path: Path) -> None:
+    touch(tmp_path, 0)
+    answers = ["3", "3.0", 3, "4"]
+    rows = [question(0, id=f"n{place}", answer=answer) for place, answer in enumerate(answers)]
+    rows += [
+        question(0, id=f"s{place}", question="When?", answer=answer)
+        for place, answer in enumerate(([1, 2], "[1.0, 2.0]"))
+    ]
+    rows += [
+        question(0, id=f"w{place}", question="Who?", answer=answer) for place, answer in enumerate(("A man", "a man."))
+    ]
+    found = check_sets(make_config(tmp_path, rows)).findings
+    assert [(finding.kind, finding.id) for finding in found] == [
+        ("duplicate", "n1"), ("duplicate", "n2"), ("conflict", "n3"), ("duplicate", "s1"), ("duplicate", "w1"),
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_is_missing_and_compared_with_nothing(tmp_path: Path) -> None:
+    """Two folders have one size; a pipe would be waited for, and no file is called a NUL."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.mp4").mkdir()
+        os.mkfifo(tmp_path / f"{name}_pipe.mp4")
+    rows = {
+        name: [question(place, video=f"{name}{end}") for place, end in enumerate((".mp4", "_pipe.mp4", "\x00.mp4"))]
+        for name in ("a", "b")
+    }
+    findings = check_sets(make_config(tmp_path, rows["a"], rows["b"])).findings
+    kinds = [(finding.kind, finding.reason.rpartition(": ")[2]) for finding in findings if finding.split == "eval"]
+    assert kinds[1:] == [("missing", "is a folder"), ("missing", "is no file")]
+    assert kinds[0][0] == "bad_row"
+
+
+def test_a_set_without_a_usable_row_stops_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touch(tmp_path, 1)
+    gone = make_config(tmp_path, [question(0)], [question(1)], on_missing="skip")
+    with pytest.raises(DataError, match=r"no row of data\.train can be used"):
+        usable_rows(gone, "eval")
+    assert not check_sets(gone).to_dict(gone.data)["ok"]
+    write_set(tmp_path / "train.jsonl", [question(1)])
+    config = tmp_path / "run.yaml"
+    write_set(tmp_path / "eval.jsonl", [])
+    config.write_text(f"data:\n  train: {{{tmp_path}/train.jsonl: own}}\n  eval: {{{tmp_path}/eval.jsonl: own}}\n")
+    assert run.main(["data", "check", str(config)]) == 2
+    assert "no row of data.eval can be used" in capsys.readouterr().err
+
+
+def test_the_command_in_the_readme_names_a_config_with_sets() -> None:
+    (name,) = re.findall(r"run\.py data check (configs/\S+)", (ROOT / "README.md").read_text())
+    assert load_config(ROOT / name, []).data.train
 
 
 def test_texts_without_room_for_a_clip_and_a_response_are_too_long(tmp_path: Path) -> None:

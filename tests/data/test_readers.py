@@ -119,7 +119,8 @@ def test_video_r1_and_spacer(
 
 
 def test_video_r1_without_an_answer_or_of_another_type_is_bad(tmp_path: Path) -> None:
-    record = {"problem_id": 1, "problem": "What?", "problem_type": "free-form", "solution": "<answer></answer>"}
+    record = {"problem_id": 1, "problem": "What?", "path": "a.mp4"}
+    record |= {"problem_type": "free-form", "solution": "<answer></answer>"}
     loaded = load(tmp_path, "video_r1", [record, record | {"problem_type": "drawing"}])
     assert "the answer is ''" in loaded.bad_rows[0].reason
     assert "problem_type is 'drawing'. Known are multiple choice" in loaded.bad_rows[1].reason
@@ -139,6 +140,12 @@ def test_nextqa(tmp_path: Path) -> None:
     assert row.question == "how do the two man play the instrument?"
     assert (row.kind, row.answer, row.options[2]) == ("choice", "A", "strum, the string")
     assert row.tags == {"type": "CH"}
+
+
+def test_a_broken_map_of_nextqa_is_named(tmp_path: Path) -> None:
+    (tmp_path / "map_vid_vidorID.json").write_text('{"401": "11')
+    with pytest.raises(SetError, match=r"map_vid_vidorID\.json: is no JSON dictionary"):
+        load(tmp_path, "nextqa", [NEXTQA | {"video": "401"}])
 
 
 def test_llava_video_splits_turns_and_finds_options_in_the_text(tmp_path: Path) -> None:
@@ -195,6 +202,97 @@ def test_perception_test(tmp_path: Path) -> None:
     assert row.tags == {"area": "physics", "reasoning": "descriptive"}
     question["answer_id"] = 3
     assert "option 3, but there are 3, counted from 0" in load(tmp_path, "perception_test", content).bad_rows[0].reason
+
+
+def test_a_bad_question_takes_no_other_of_its_record_along(tmp_path: Path) -> None:
+    good = {"question": "Where?", "options": ["left", "middle", "right"], "answer_id": 0}
+    questions: list[Any] = [good | {"id": place} for place in range(6)]
+    questions[1] = questions[1] | {"answer_id": 3}
+    questions[2] = "Where?"
+    questions[3] = questions[3] | {"options": "left, right"}
+    del questions[4]["id"]
+    content = {"v": {"metadata": {"video_id": "v"}, "mc_question": questions}}
+    loaded = load(tmp_path, "perception_test", content)
+    assert [row.id for row in loaded.rows] == ["v_0", "set:v#4", "v_5"]
+    assert [(row.id, row.reason.split(".")[0]) for row in loaded.bad_rows] == [
+        ("v_1", "the answer is option 3, but there are 3, counted from 0"),
+        ("set:v#2", "is str"),
+        ("v_3", "options are 'left, right'"),
+    ]
+    assert loaded.bad_rows[0].source == f"{tmp_path}/set.json, entry v, question 1"
+    assert len({row.key for row in loaded.rows}) == 3
+
+
+def test_a_bad_turn_takes_no_other_of_its_conversation_along(tmp_path: Path) -> None:
+    human, model = {"from": "human", "value": "<video>\nWhy?"}, {"from": "gpt", "value": "To rest."}
+    turns: list[Any] = [human, model, human, {"from": "gpt", "value": ""}, "Why?", model, model, human, human, model]
+    loaded = load(tmp_path, "llava_video", [{"id": "v", "video": "a.mp4", "conversations": turns}])
+    assert [row.id for row in loaded.rows] == ["v#0", "v#4"]
+    assert [row.id for row in loaded.bad_rows] == ["v#1", "v#2", "v#3"]
+    assert "the answer is ''" in loaded.bad_rows[0].reason
+    assert "is str" in loaded.bad_rows[1].reason
+    assert "from 'gpt', then 'human'" in loaded.bad_rows[2].reason
+
+
+VIDEO_R1 = {"problem_id": 7, "problem": "What?", "problem_type": "free-form", "solution": "<answer>x</answer>"}
+LLAVA = {"id": "v", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "To rest."}]}
+NEXTQA = {"question": "why", "answer": "0", "qid": "1", **{f"a{place}": f"text {place}" for place in range(5)}}
+VSI = {"id": 3, "dataset": "arkitscenes", "question": "How many?", "ground_truth": "4"}
+PERCEPTION = {"metadata": {}, "mc_question": [{"id": 0, "question": "Where?", "options": ["a", "b"], "answer_id": 0}]}
+
+
+@pytest.mark.parametrize("lost", ["", None, float("nan"), []])
+@pytest.mark.parametrize(
+    ("format_name", "record", "name"),
+    [
+        ("video_r1", VIDEO_R1, "path"),
+        ("llava_video", LLAVA, "video"),
+        ("nextqa", NEXTQA, "video"),
+        ("vsi_bench", VSI, "scene_name"),
+        ("perception_test", PERCEPTION, "video_id"),
+    ],
+)
+def test_a_published_row_that_lost_its_video_is_bad(
+    tmp_path: Path, format_name: str, record: dict[str, Any], name: str, lost: object
+) -> None:
+    changed = record | ({"metadata": {name: lost}} if name == "video_id" else {name: lost})
+    loaded = load(tmp_path, format_name, [changed])
+    assert loaded.rows == []
+    assert f"{name} is {lost!r}. Every row of this set has a video" in loaded.bad_rows[0].reason
+
+
+@pytest.mark.parametrize("problem", ["<video><video>\nWhat?", "<image> What? <image>", "<image>\nWhat is <image>?"])
+def test_more_marks_than_videos_are_refused(tmp_path: Path, problem: str) -> None:
+    """Development case D09 in a published set, whose rows have one video each."""
+    loaded = load(tmp_path, "video_r1", [VIDEO_R1 | {"path": "a.mp4", "problem": problem}])
+    assert loaded.bad_rows[0].id == "7"
+    assert "1 video(s) but 2 marks" in loaded.bad_rows[0].reason
+    escaped = VIDEO_R1 | {"path": "a.mp4", "problem": "<image>\nIs \\<image> or \\<video> a tag?"}
+    assert only(load(tmp_path, "video_r1", [escaped])).parts == (0, "Is <image> or <video> a tag?")
+
+
+def test_nothing_as_pandas_writes_it_is_no_answer(tmp_path: Path) -> None:
+    nothing = VIDEO_R1 | {"path": "a.mp4", "solution": float("nan")}
+    assert "the answer is ''" in load(tmp_path, "video_r1", [nothing]).bad_rows[0].reason
+
+
+def test_csv_lines_that_would_lose_a_field_or_the_rows_after_them(tmp_path: Path) -> None:
+    path = tmp_path / "set.csv"
+    path.write_text("video,question,answer\na.mp4,Who, what?,x\na.mp4,Who?,x\n")
+    loaded = load_set({str(path): "own"}, "")
+    assert [row.id for row in loaded.rows] == ["set:3"]
+    assert "more fields than the first line" in str(loaded.bad_rows[0])
+    for broken in ('a.mp4,"Who?,x\na.mp4,Who?,x\n', f"a.mp4,{'x' * 200_000},x\n"):
+        path.write_text(f"video,question,answer\na.mp4,Who?,x\n{broken}")
+        with pytest.raises(SetError, match="is not CSV after line 2"):
+            load_set({str(path): "own"}, "")
+
+
+def test_a_line_nested_too_deeply_is_a_bad_row(tmp_path: Path) -> None:
+    lines: list[Any] = ["[" * 200_000, {"video": "a.mp4", "question": "What?", "answer": "x"}]
+    loaded = load(tmp_path, "own", lines, "set.jsonl")
+    assert [row.id for row in loaded.rows] == ["set:2"]
+    assert "is not JSON" in loaded.bad_rows[0].reason
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -85,6 +85,22 @@ def test_the_kind_follows_from_the_fields() -> None:
     assert row(kind="span", answer=[1.2, 5.8]).answer == "[1.2, 5.8]"
 
 
+@pytest.mark.parametrize("answer", [".5", "-.5", "5.", "3e5", "1,000.5", 1e20, 1e-7])
+def test_every_way_to_write_a_number_is_a_number(answer: object) -> None:
+    assert row(answer=answer).kind == "numeric"
+
+
+@pytest.mark.parametrize("answer", [[1.2, 5.8], [[1, 2], [3, 4.5]], "[1.2, 5.8]", ["00:12", "00:17"]])
+def test_a_list_of_seconds_is_a_span(answer: object) -> None:
+    assert row(answer=answer).kind == "span"
+
+
+@pytest.mark.parametrize("answer", [["red", "blue"], [3], [5.8, 1.2], [-1, 5], [float("nan"), 1, 2]])
+def test_another_list_is_no_answer(answer: object) -> None:
+    assert "A list is for time spans" in reason(answer=answer)
+    assert "A list is for time spans" in reason(answer=answer, kind="exact")
+
+
 @pytest.mark.parametrize("answer", ["B", "(b)", "B. blue", "blue", "Blue"])
 def test_a_choice_keeps_the_letter_of_its_answer(answer: str) -> None:
     made = row(options=["A. red", "B. blue"], answer=answer)
@@ -94,13 +110,32 @@ def test_a_choice_keeps_the_letter_of_its_answer(answer: str) -> None:
 
 def test_answers_that_nothing_could_match_are_refused() -> None:
     """Development case D11: an empty answer never becomes a reward of 1."""
-    empties: list[object] = ["", "  ", None, [], True]
+    empties: list[object] = ["", "  ", None, [], True, float("nan"), float("inf")]
     for empty in empties:
         assert "the answer is" in reason(answer=empty)
     assert "none of the 2 options" in reason(options=["red", "blue"], answer="C")
     assert "not one number" in reason(kind="mra", answer="many")
     assert "not one number" in reason(kind="numeric", answer="3 or 4")
     assert "no time span" in reason(kind="span", answer="soon")
+    for kind in ("exact", "text", "ocr", None):
+        for answer in ("-", "...", "?!"):
+            assert "has no words" in reason(kind=kind, answer=answer)
+    assert row(kind="text", answer="赤").answer == "赤"
+
+
+def test_what_stands_for_a_video_inside_is_in_no_text() -> None:
+    for changed in ({"question": "What\x00?"}, {"options": ["red\x00", "blue"]}, {"answer": "red\x00"}):
+        assert "holds a NUL" in reason(**changed)
+    assert "half of a surrogate pair" in reason(question="What \ud83d?")
+    for name in ("a\x00.mp4", "a\ud83d.mp4"):
+        assert "which no file can be called" in reason(video=["b.mp4", name])
+
+
+def test_options_are_texts_in_the_order_of_their_keys() -> None:
+    assert "None may be empty" in reason(options=["red", " "])
+    assert "None may be empty" in reason(options=["A. red", "B. "])
+    assert "Give a list of texts" in reason(options=["red", float("nan")])
+    assert row(options={"10": "blue", "9": "red", "2": "green"}).options == ("green", "red", "blue")
 
 
 def test_wrong_fields_are_refused_with_the_remedy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections import Counter
@@ -19,7 +20,7 @@ from data.decode import DecodedClip, decode
 from data.decode_pool import DecodePool
 from data.video_index import BadMedia
 from data.video_qa import VideoQARow, make_row
-from data.video_qa_feed import Sample, TooManyBadMedia, VideoQAFeed, open_feed, open_pool
+from data.video_qa_feed import BadVideo, Quarantine, Sample, TooManyBadMedia, VideoQAFeed, claim, open_feed, open_pool
 from tests.data.clips import make_video, steady
 
 SPEC = ClipSpec(fps=2.0)
@@ -142,6 +143,81 @@ def test_too_many_bad_rows_stop_the_run(make_feed: Callable[..., VideoQAFeed], t
         (tmp_path / f"{place}.mp4").write_bytes(b"broken")
     with pytest.raises(TooManyBadMedia, match=r"2 of \d rows tried .*data\.max_bad_fraction=0\.2: .*bad_media\.jsonl"):
         make_feed(max_bad_fraction=0.2).next(8)  # two of eight are over a fifth
+
+
+def test_rows_that_another_order_found_bad_count_once_this_one_tries_them(
+    make_feed: Callable[..., VideoQAFeed], tmp_path: Path, rows: list[VideoQARow]
+) -> None:
+    """A warm start has listed 2 of 120 rows; 3 are bad, which is 2.5 %. A limit of 2.6 % must never stop a run."""
+    many = [dataclasses.replace(rows[2], id=f"m{place}") for place in range(117)]
+    for name in ("x", "y", "z"):
+        (tmp_path / f"{name}.mp4").write_bytes(b"broken")
+    bad = [row_of(tmp_path, 900 + place, video=f"{name}.mp4") for place, name in enumerate("xyz")]
+    quarantine = Quarantine(tmp_path / "bad_media.jsonl")
+    for row in bad[:2]:
+        quarantine.add(row, row.videos[0], "is damaged")
+    feed = make_feed(given=[*many, *bad], max_bad_fraction=0.026)
+    assert Counter(ids(feed.next(117))) == Counter(row.id for row in many)
+    again = make_feed(given=[*many, *bad], max_bad_fraction=0.024)
+    again.load_state({"seed": 3, "next_position": 119})
+    with pytest.raises(TooManyBadMedia, match="3 of 120 rows tried"):
+        again.next(120)
+
+
+def test_a_set_within_the_limit_is_not_stopped_by_a_bad_stretch(
+    make_feed: Callable[..., VideoQAFeed], tmp_path: Path, rows: list[VideoQARow]
+) -> None:
+    """4 of 400 may be bad. Found in the first 100 they could be chance, a fifth is not."""
+    many = [dataclasses.replace(rows[2], id=f"m{place}") for place in range(400)]
+    (tmp_path / "bad.mp4").write_bytes(b"broken")
+    order = ids(make_feed(given=many).next(100))
+
+    def start(num_bad: int) -> VideoQAFeed:
+        bad = dict.fromkeys(order[:num_bad], tmp_path / "bad.mp4")
+        given = [dataclasses.replace(row, videos=(bad.get(row.id, row.videos[0]),)) for row in many]
+        return make_feed(given=given, max_bad_fraction=0.01, bad_media=tmp_path / f"{num_bad}.jsonl")
+
+    assert len(start(4).next(96)) == 96
+    with pytest.raises(TooManyBadMedia, match="5 of 5 rows tried"):
+        start(5).next(1)
+
+
+def test_rows_on_record_that_left_the_set_count_as_nothing(
+    make_feed: Callable[..., VideoQAFeed], tmp_path: Path, rows: list[VideoQARow]
+) -> None:
+    (tmp_path / "1.mp4").write_bytes(b"broken")
+    quarantine = Quarantine(tmp_path / "bad_media.jsonl")
+    for place in range(50, 60):
+        quarantine.add(row_of(tmp_path, place), tmp_path / f"{place}.mp4", "no such file")
+    assert len(make_feed(max_bad_fraction=0.125).next(7)) == 7  # one of eight
+
+
+def test_a_bad_row_takes_no_other_with_its_id_along(make_feed: Callable[..., VideoQAFeed], tmp_path: Path) -> None:
+    """Two files called train.jsonl give the same ids by default."""
+    (tmp_path / "1.mp4").write_bytes(b"broken")
+    bad, good = row_of(tmp_path, 1), dataclasses.replace(row_of(tmp_path, 2), id="q1")
+    for _ in range(2):  # the second time from the record
+        assert [sample.clips[0].plan.num_frames for sample in make_feed(given=[bad, good]).next(3)] == [3, 3, 3]
+
+
+def test_the_video_on_record_is_the_one_that_cannot_be_shown(
+    make_feed: Callable[..., VideoQAFeed], tmp_path: Path
+) -> None:
+    (tmp_path / "1.mp4").write_bytes(b"broken")
+    pool, row = HerePool(), row_of(tmp_path, 9, video=["0.mp4", "1.mp4", "2.mp4"])
+    with pytest.raises(BadVideo) as caught:
+        claim(pool, row, [pool.submit(video) for video in row.videos])
+    assert caught.value.video == tmp_path / "1.mp4"
+    assert pool.open == {}
+
+
+@pytest.mark.parametrize("rest", [b'{"id": "\xe4\xb8', b'{"id": "q5", "vid', b"3", b'{"id": "q5"}'])
+def test_a_record_cut_by_a_kill_spoils_no_other(tmp_path: Path, rows: list[VideoQARow], rest: bytes) -> None:
+    path = tmp_path / "bad_media.jsonl"
+    Quarantine(path).add(rows[1], rows[1].videos[0], "is damaged\u2028")
+    path.write_bytes(path.read_bytes() + rest)
+    Quarantine(path).add(rows[2], rows[2].videos[0], "is damaged")
+    assert Quarantine(path).keys == {rows[1].key, rows[2].key}
 
 
 def test_a_set_of_bad_rows_alone_ends_even_if_all_may_be_bad(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_an_unshowable_held_out_video_counts_in_no_mean(tmp_path: Path) -> None:
     bad = [f"{place}.mp4" for place in range(4)]
     with pytest.raises(TooManyBadMedia, match="4 of 6 held-out videos"):
         make_source(tmp_path, FakeRuntime(), bad=bad, eval={"episodes": 6, "videos": 0}).evaluate(tmp_path / "more")
+
+
+def test_the_held_out_video_on_record_is_the_one_that_cannot_be_shown(tmp_path: Path) -> None:
+    source = make_source(tmp_path, FakeRuntime(), bad=["77.mp4"], eval={"episodes": 6, "videos": 0})
+    source.held_out = [replace(row, videos=(row.videos[0], Path("/m/77.mp4"))) for row in rows_of(1)] + rows_of(5, "e")
+    source.evaluate(tmp_path / "eval")
+    assert json.loads((tmp_path / "eval" / "bad_media.jsonl").read_text())["video"] == "/m/77.mp4"
 
 
 def test_the_manifest_depends_on_its_seed_alone() -> None:
