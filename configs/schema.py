@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid", validate_default=True)
+STRICT = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -277,7 +277,7 @@ class RunConfig:
 
     run_dir: str = "runs/default"
     """Folder of checkpoints, metrics, results and the resolved config."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=0)] = 100
     """Optimizer steps of reinforcement learning (count)."""
     resume: Literal["never", "auto"] = "never"

@@ -186,7 +186,9 @@ def test_a_part_that_cannot_compare_the_rows_answer_is_named() -> None:
     ("overrides", "explanation"),
     [
         (["reward.weights={anwser: 1}"], "reward.weights: unknown part 'anwser'. Did you mean answer?"),
-        (["reward.weights={answer: .inf}"], "reward.weights: inf for answer, expected a finite number."),
+        (["reward.weights={answer: .inf}"], "reward.weights.answer: inf: Input should be a finite number."),
+        (["reward.weights={}"], "reward.weights: {}, expected a part with a weight other than 0"),
+        (["reward.weights={answer: 0, format: 0.0}"], "expected a part with a weight other than 0"),
         (
             ["reward.functions={mine: my_rewards}"],
             "reward.functions: mine: 'my_rewards', expected a new name and module:f",
