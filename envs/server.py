@@ -46,8 +46,8 @@ import numpy as np
 VERSION = 1
 """Of the messages; both sides must have the same."""
 INFO_KEYS = ("success", "path_length_m", "geodesic_m", "distance_m", "task")
-"""What every info holds: reached the goal (bool), metres walked, shortest path from the start, metres left (numbers, NaN
-where there is none), task's name (text)."""
+"""What every info holds: reached the goal (bool), metres walked, shortest path from the start, metres left (numbers,
+NaN where there is none), task's name (text)."""
 _MAX_MESSAGE_BYTES = 1 << 30
 
 
