@@ -165,7 +165,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--checkpoint", metavar="DIR", help="a checkpoint, run or Hugging Face folder to evaluate (default: model.path)"
     )
     eval_parser.add_argument("--policy", choices=["model", "expert", "random"], default="model", help="who acts")
-    eval_parser.add_argument("--videos", type=int, metavar="N", help="write the first N episodes (default: all)")
+    eval_parser.add_argument(
+        "--videos", type=int, metavar="N", help="write the first N episodes (default: eval.videos)"
+    )
     eval_parser.add_argument(
         "--compare",
         nargs=2,

@@ -10,13 +10,17 @@ import json
 import logging
 import os
 import re
+import reprlib
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
 import agent.tiny
 import agent.tiny_tokenizer
@@ -30,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.jinja"]
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What Hugging Face loads: one file, or the shards that NAME.index.json lists."""
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
@@ -66,58 +72,99 @@ def check_model_folder(folder: Path) -> None:
     Raises:
         ConfigError: config, weights, tokenizer or processor are missing or damaged, or the architecture is unknown.
     """
-    config_file = folder / "config.json"
-    if not config_file.is_file():
+    if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json. Point model.path at a Hugging Face model folder.")
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"model folder {folder}: config.json is not JSON ({error}). Fetch it again.") from error
+    config = _read_json(folder / "config.json")
     try:
         family_of(config)
     except ConfigError as error:
         raise ConfigError(f"model folder {folder}: {error}") from error
     _check_weights(folder)
-    if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZER_FILES):
-        raise ConfigError(
-            f"model folder {folder} has no tokenizer: tokenizer.json, or vocab.json and merges.txt. "
-            "Copy them from the model it was made from."
-        )
-    if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+    _check_tokenizer(folder)
+    processors = [folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()]
+    if not processors:
         raise ConfigError(
             f"model folder {folder} has no processor: one of {', '.join(_PROCESSOR_FILES)}. "
             "Copy it from the model it was made from."
         )
+    for file in processors:
+        _read_json(file)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A file of a model folder that holds one JSON object."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model folder {file.parent}: {file.name} is not JSON ({error}). Fetch it again.") from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"model folder {file.parent}: {file.name} holds {reprlib.repr(value)}, expected a JSON object. "
+            "Fetch it again."
+        )
+    return value
+
+
+def _check_tokenizer(folder: Path) -> None:
+    names = next((names for names in _TOKENIZER_FILES if all((folder / name).is_file() for name in names)), None)
+    if names is None:
+        raise ConfigError(
+            f"model folder {folder} has no tokenizer: tokenizer.json, or vocab.json and merges.txt. "
+            "Copy them from the model it was made from."
+        )
+    _read_json(folder / names[0])
+    if names[0] == "tokenizer.json":
+        try:
+            Tokenizer.from_file(str(folder / names[0]))
+        except Exception as error:  # the library raises no narrower one
+            raise ConfigError(
+                f"model folder {folder}: tokenizer.json is no tokenizer ({error}). Fetch it again."
+            ) from error
 
 
 def _check_weights(folder: Path) -> None:
+    """Refuse weights that are absent or cut short; which tensors a model needs is known when it loads."""
     if (folder / RANDOM_WEIGHTS).is_file():
         return
-    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    indexes = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("pytorch_model*.bin.index.json"))
-    if not weights and not indexes:
+    indexes = [folder / f"{name}.index.json" for name in _WEIGHTS if (folder / f"{name}.index.json").is_file()]
+    needed = {name for name in _WEIGHTS if (folder / name).is_file()}.union(*map(_shards, indexes))
+    if not needed:
         raise ConfigError(
-            f"model folder {folder} has no weights: no *.safetensors and no pytorch_model*.bin. "
+            f"model folder {folder} has no weights: no {' and no '.join(_WEIGHTS)}, nor an index of shards. "
             "Copy the weight files there, or point model.path at a complete folder."
         )
-    for index in indexes:
-        needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        missing = sorted(name for name in needed if not (folder / name).is_file())
-        if missing:
-            raise ConfigError(
-                f"model folder {folder} lacks {len(missing)} of {len(needed)} weight files: {', '.join(missing)}. "
-                "Finish the download or copy."
-            )
-    for file in weights:
+    missing = sorted(name for name in needed if not (folder / name).is_file())
+    if missing:
+        raise ConfigError(
+            f"model folder {folder} lacks {len(missing)} of {len(needed)} weight files: {', '.join(missing)}. "
+            "Finish the download or copy."
+        )
+    for name in sorted(needed):
+        _check_weight_file(folder / name)
+
+
+def _shards(index: Path) -> set[str]:
+    """Names of the files that an index spreads the tensors over."""
+    shards = _read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise ConfigError(
+            f"model folder {index.parent}: {index.name} has no weight_map of tensor names to files. Fetch it again."
+        )
+    return set(shards.values())
+
+
+def _check_weight_file(file: Path) -> None:
+    try:
         if file.suffix == ".safetensors":
-            try:
-                with safe_open(file, framework="pt"):  # reads the header and compares it with the file's length
-                    pass
-            except SafetensorError as error:
-                raise ConfigError(
-                    f"model folder {folder}: {file.name} ({file.stat().st_size} bytes) is damaged or incomplete "
-                    f"({error}). Fetch it again."
-                ) from error
+            with safe_open(file, framework="pt"):  # reads the header and compares it with the file's length
+                return
+        if not zipfile.is_zipfile(file):  # what torch.save writes, its table of contents at the end
+            raise ValueError("no archive of torch.save")
+    except (SafetensorError, ValueError) as error:
+        raise ConfigError(
+            f"model folder {file.parent}: {file.name} ({file.stat().st_size} bytes) is damaged or incomplete "
+            f"({error}). Fetch it again."
+        ) from error
 
 
 def _download(hub_id: str) -> Path:

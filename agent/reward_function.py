@@ -1,13 +1,17 @@
 """A user's reward function in a process of its own: it may crash, hang or return anything.
 
 The function is called as `function(responses=[...], row={...})`, with the row's `id`, `question`, `options`, `answer`,
-`kind`, `videos` and `tags`, and returns one number for each response. Knows nothing about weights or policies.
+`kind`, `videos` and `tags`, and returns one number for each response, or None where it has none. Knows nothing about
+weights or policies.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
+from numbers import Real
 from typing import Any
 
 from data.child_process import Child, ChildDied
@@ -105,13 +109,15 @@ def row_fields(row: VideoQARow) -> dict[str, Any]:
 def make_handler(place: str) -> Callable[[Any], list[float | None] | str | None]:
     """Import the function; the handler calls it and makes plain numbers of what it returns, or says what it is."""
     module, _, name = place.partition(":")
+    sys.path.append(os.getcwd())  # only now: a folder `data` there would hide ours
     function = getattr(importlib.import_module(module), name)
 
     def handle(request: tuple[list[str], dict[str, Any]] | None) -> list[float | None] | str | None:
         if request is None:
             return None
         responses, row = request
-        return plain_values(function(responses=responses, row=row))
+        values = function(responses=responses, row=row)
+        return [None] * len(responses) if values is None else plain_values(values)
 
     return handle
 
@@ -120,15 +126,23 @@ def plain_values(values: Any) -> list[float | None] | str:
     """Floats and None from whatever holds numbers (lists, arrays, tensors); a text that says what else it was."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, str | bytes | dict) or not hasattr(values, "__iter__"):
+    if isinstance(values, Real):
+        values = [values]
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__"):
         return f"returned {type(values).__name__}, expected one number for each response"
     plain: list[float | None] = []
     for value in values:
-        try:
-            number = value.item() if hasattr(value, "item") else value  # numpy scalars, tensors of one element
-        except (TypeError, ValueError, RuntimeError):
-            number = value
-        if number is not None and not isinstance(number, int | float):
+        number = _single(value)
+        if number is not None and not isinstance(number, Real):
             return f"returned {number!r} ({type(number).__name__}) among its rewards, expected numbers"
         plain.append(None if number is None else float(number))
     return plain
+
+
+def _single(value: Any) -> Any:
+    """What a numpy scalar, or a tensor, list or tuple of one element holds; anything else as it is."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        return value
+    return _single(value[0]) if isinstance(value, list | tuple) and len(value) == 1 else value

@@ -153,7 +153,8 @@ class Rewards:
         """The worth of each response to one row, in their order.
 
         Raises:
-            RewardError: a part failed and `reward.on_error` is stop, or a function returned text; names row and part.
+            RewardError: a part failed and `reward.on_error` is stop, or a function returned what is no number; names
+                the row and the part.
         """
         columns: dict[str, list[float | None]] = {}
         lost: list[str] = [""] * len(answers)
@@ -209,7 +210,9 @@ class Rewards:
             values = function([answer.text for answer in answers], row)
         except RewardFunctionError as error:
             message = f"row {row.id!r} ({row.source}): reward part {name!r}: {error}"
-            if self._config.on_error == "stop" or error.is_wrong_type:
+            if error.is_wrong_type:
+                raise RewardError(f"{message}. Mend it: reward.on_error does not cover this.") from error
+            if self._config.on_error == "stop":
                 raise RewardError(f"{message}. Mend it, or set reward.on_error=lost to go on without.") from error
             lost[:] = [message] * len(answers)
             return [None] * len(answers)

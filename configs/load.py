@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,12 +101,19 @@ def _apply_override(tree: dict[str, Any], override: str) -> str:
         raise ConfigError(f"{COMMAND_LINE}: {field_path} is a section; set its fields, as in {example}=value.")
     branch = tree
     for depth, key in enumerate(keys[:-1], start=1):
-        branch = branch.setdefault(key, {})
+        branch = branch.setdefault(key, _default_entries(".".join(keys[:depth])))
         if not isinstance(branch, dict):
             parent = ".".join(keys[:depth])
             raise ConfigError(f"{COMMAND_LINE}: {override!r}: {parent} is {branch!r}, which has no fields to set.")
     branch[keys[-1]] = _parse_override_value(field_path, text)
     return field_path
+
+
+def _default_entries(field_path: str) -> dict[str, Any]:
+    """What a field of `name: value` pairs holds where the file does not set it; nothing for a section."""
+    field = _field_paths().get(field_path)
+    default = field.get_default(call_default_factory=True) if field else {}
+    return default if isinstance(default, dict) else {}
 
 
 def _parse_override_value(field_path: str, text: str) -> Any:
@@ -140,12 +146,15 @@ def _describe_mistake(keys: list[str], item: Mapping[str, Any]) -> tuple[str, st
     """Dotted path and explanation of one of pydantic's errors."""
     field_path = ".".join(keys)
     if item["type"] in ("unexpected_keyword_argument", "invalid_key"):
-        return field_path, f"unknown key.{_suggest(field_path)}"
-    value = item["input"]
+        return field_path, f"unknown key.{_suggest(keys, item['input'])}"
+    value = "no value" if item["input"] is None else repr(item["input"])
     field = _find_field(field_path)
     if field is None:  # inside a nested value: pydantic's own words are the best there are
-        return field_path, f"{value!r}: {item['msg']}."
-    return field_path, f"{value!r}, expected {_expected(field)}."
+        return field_path, f"{value}: {item['msg']}."
+    expected = _expected(field)
+    if item["type"] == "finite_number":
+        expected = expected.replace("a number", "a finite number")
+    return field_path, f"{value}, expected {expected}."
 
 
 def _swallowed_booleans(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -154,8 +163,12 @@ def _swallowed_booleans(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         value: Any = tree
         for key in field_path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-        if isinstance(value, bool) and field.annotation in (int, float):
+        if isinstance(value, bool) and field.annotation is not bool:
             yield field_path, f"{value!r}, expected {_expected(field)}."
+        if isinstance(value, dict) and field.annotation == dict[str, float]:
+            for name, number in value.items():
+                if isinstance(number, bool):
+                    yield f"{field_path}.{name}", f"{number!r}, expected a number."
 
 
 def _cross_checks(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -191,12 +204,12 @@ def _reward_mistakes(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Names of reward parts, and texts in `reward` that must parse."""
     reward = config.reward
     known = [*REWARD_PARTS, *reward.functions]
-    for name, weight in reward.weights.items():
+    for name in reward.weights:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or known
             yield "reward.weights", f"unknown part {name!r}. Did you mean {' or '.join(near)}?"
-        elif not math.isfinite(weight):
-            yield "reward.weights", f"{weight!r} for {name}, expected a finite number."
+    if not any(reward.weights.values()):
+        yield "reward.weights", f"{reward.weights!r}, expected a part with a weight other than 0, as in {{answer: 1}}."
     for name, place in reward.functions.items():
         if not re.fullmatch(r"[\w.]+:\w+", place) or name in REWARD_PARTS:
             yield "reward.functions", f"{name}: {place!r}, expected a new name and module:function."
@@ -246,20 +259,26 @@ def _find_field(field_path: str) -> FieldInfo | None:
     return _field_paths().get(field_path) or _sections().get(field_path)
 
 
-def _suggest(field_path: str) -> str:
+def _suggest(keys: Sequence[str], value: Any) -> str:
     """The same name in another section, else the most alike in this section, else the most alike anywhere."""
+    field_path = ".".join(keys)
+    if field_path in _field_paths():  # written with its dot, in a file
+        section, _, leaf = field_path.rpartition(".")
+        return f" Write it as two lines, `{section}:` and, indented below it, `{leaf}: ...`."
     known = [*_field_paths(), *_sections()]
     section, _, leaf = field_path.rpartition(".")
     siblings = [path for path in known if path.rpartition(".")[0] == section]
     near = [path for path in known if path.rpartition(".")[2] == leaf] or _alike(leaf, siblings) or _alike(leaf, known)
+    if not near and isinstance(value, dict):  # no section of ours: by the fields in it
+        near = [path for path in known if path.rpartition(".")[2] in value]
     if near:
         return f" Did you mean {' or '.join(near)}?"
     return f" Known here: {', '.join(path.rpartition('.')[2] for path in siblings)}."
 
 
 def _alike(leaf: str, paths: Sequence[str]) -> list[str]:
-    """The paths with the last name that is most alike."""
-    names = difflib.get_close_matches(leaf, [path.rpartition(".")[2] for path in paths], n=1)
+    """The paths with the last name that is most alike, upper and lower case aside."""
+    names = difflib.get_close_matches(leaf.casefold(), [path.rpartition(".")[2] for path in paths], n=1)
     return [path for path in paths if path.rpartition(".")[2] in names]
 
 

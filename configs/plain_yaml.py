@@ -1,4 +1,4 @@
-"""YAML that holds plain values only: every key once, no anchors, and `1e-6` is a number.
+"""YAML that holds plain values only: every key once, no anchors, and numbers as YAML 1.2 reads them.
 
 Knows nothing about what the values mean.
 """
@@ -27,12 +27,6 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
 
-_PlainLoader.yaml_implicit_resolvers = {  # dates stay text
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 class _PlainDumper(yaml.SafeDumper):
     """PyYAML's safe dumper, which writes a value out each time where it would write an alias."""
 
@@ -40,12 +34,27 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-# YAML 1.1, which PyYAML speaks, wants a point and a sign in the exponent: 1e-6 would be text. The reader takes it for a
-# number, and so the writer must know to quote text that looks like that.
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = node.value.replace("_", "")
+    return int(text, 0 if text.lstrip("+-")[:2] in ("0x", "0b") else 10)
+
+
+# YAML 1.1, which PyYAML speaks, reads 010 as 8 and 1:30 as 90, and 1e-6 as text; its dates are values that we do not
+# take. The writer keeps 1.1's rules beside ours, so that it quotes what looks like a number in either.
+_INT = re.compile(r"^[-+]?(\d[\d_]*|0x[\da-fA-F_]+|0b[01_]+)$")
+_FLOAT = re.compile(
+    r"^([-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))"
+    r"|\.(nan|NaN|NAN))$"
+)
+_REPLACED = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "int", "float")}
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _side in (_PlainLoader, _PlainDumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
+    _side.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
@@ -64,6 +73,8 @@ def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         explanation = ", ".join(part for part in (error.context, error.problem) if part)
+        if "'\\t'" in explanation:
+            explanation = "a tab; indent with spaces"
         raise YAMLMistake(f"{line}{explanation}.") from None
     except (yaml.YAMLError, ValueError) as error:
         raise error if isinstance(error, YAMLMistake) else YAMLMistake(str(error)) from None
@@ -81,6 +92,8 @@ def _key_lines(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
     first_line: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
+        if key.tag == "tag:yaml.org,2002:merge":
+            raise YAMLMistake(f"line {line}: merge keys (<<) are not supported: write the fields out.")
         if key.tag != "tag:yaml.org,2002:str":
             shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             raise YAMLMistake(f"line {line}: a key must be text, not {shown}; quote it.")

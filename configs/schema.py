@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid", validate_default=True)
+STRICT = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -254,12 +254,13 @@ class RewardConfig:
     weights: dict[str, float] = Field(default_factory=lambda: {"answer": 1.0})
     """Part -> weight. Parts: answer (by the row's kind), one kind by name, format, length, and those of `functions`."""
     functions: dict[str, str] = Field(default_factory=dict)
-    """Your own parts: name -> `module:function`, called with `responses` and `row`, returns a number for each."""
+    """Your own parts: name -> `module:function`, importable from where the run was started, called with `responses` and
+    `row`, returns a number for each."""
     function_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """A call of such a function that takes longer is an error (s)."""
     on_error: Literal["stop", "lost"] = "stop"
     """A part that raises, hangs, or returns None, NaN or the wrong number of rewards stops the run, or the responses
-    count as lost: they have no reward and are not trained on."""
+    count as lost: they have no reward and are not trained on. Text or anything else that is no number always stops."""
     numeric_tolerance: NonNegative = 0.0
     """Relative error that still counts as equal; 3 equals 3.0 in any case."""
     format_pattern: str = r"(?s)\s*<think>.*</think>\s*<answer>.*</answer>\s*"
@@ -276,7 +277,7 @@ class RunConfig:
 
     run_dir: str = "runs/default"
     """Folder of checkpoints, metrics, results and the resolved config."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=0)] = 100
     """Optimizer steps of reinforcement learning (count)."""
     resume: Literal["never", "auto"] = "never"

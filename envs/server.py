@@ -46,7 +46,8 @@ import numpy as np
 VERSION = 1
 """Of the messages; both sides must have the same."""
 INFO_KEYS = ("success", "path_length_m", "geodesic_m", "distance_m", "task")
-"""What every info holds: reached the goal, metres walked, shortest path from the start, metres left, task's name."""
+"""What every info holds: reached the goal (bool), metres walked, shortest path from the start, metres left (numbers,
+NaN where there is none), task's name (text)."""
 _MAX_MESSAGE_BYTES = 1 << 30
 
 
@@ -193,6 +194,16 @@ def check_result(env_id: str, shape: tuple[int, ...], observation: Any, reward: 
     missing = [key for key in INFO_KEYS if key not in info]
     if missing:
         raise fail(f"an info without {', '.join(missing)}", f"{', '.join(INFO_KEYS)}", "Add them in _info.")
+    success = info["success"]
+    if not isinstance(success, (bool, np.bool_, int, float, np.number)) or not math.isfinite(success):
+        raise fail(f"an info with success {success!r}", "True or False", "Text is true whatever it says; convert it.")
+    for key in INFO_KEYS[1:4]:
+        if not isinstance(info[key], (int, float, np.number)):
+            raise fail(
+                f"an info with {key} {info[key]!r}", "a number", "Return math.nan where nothing can be measured."
+            )
+    if not isinstance(info["task"], str):
+        raise fail(f"an info with task {info['task']!r}", "a name", "Return text; results are listed by it.")
 
 
 def serve(connection: socket.socket, memory_fd: int | None = None, target: str = "") -> None:

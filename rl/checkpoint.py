@@ -113,11 +113,14 @@ def incomplete_reason(folder: Path) -> str | None:
     if folder.name.startswith(_PARTIAL):
         return "its save was interrupted"
     try:
-        files = json.loads((folder / _MANIFEST).read_text())["files"]
+        manifest = json.loads((folder / _MANIFEST).read_text())
     except FileNotFoundError:
         return f"no {_MANIFEST}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return f"{_MANIFEST} is damaged"
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not files or not isinstance(manifest.get("config"), dict):
+        return f"{_MANIFEST} lists no files, or no config"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():

@@ -7,6 +7,7 @@ Runs by itself (`run.py doctor`) and before the first step of a run.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,9 +46,8 @@ class Diagnosis:
 
     @property
     def blind(self) -> bool:
-        """No video changes anything, on one side or the other."""
-        sides = ([row.trainer_effect for _, row in self.rows], [row.vllm_effect for _, row in self.rows])
-        return any(max(effects) <= LEAST_EFFECT[self.dtype] for effects in sides)
+        """Most videos change nothing, on one side or the other."""
+        return bool(self._blind_sides())
 
     def first_difference(self) -> str:
         """The first difference, by prompt and then from input to output; empty where there is none."""
@@ -55,7 +55,7 @@ class Diagnosis:
             for differs, what in self._differences(row):
                 if differs:
                     return f"{name}: {what}"
-        return "the video has no effect on the log-probabilities of " + self._blind_sides() if self.blind else ""
+        return " and ".join(self._blind_sides())
 
     def _differences(self, row: Examined) -> list[tuple[bool, str]]:
         pixels, logprobs = PIXEL_TOLERANCE[self.dtype], LOGPROB_TOLERANCE[self.dtype]
@@ -71,17 +71,24 @@ class Diagnosis:
             ),
         ]
 
-    def _blind_sides(self) -> str:
-        least = LEAST_EFFECT[self.dtype]
-        trainer = max(row.trainer_effect for _, row in self.rows) <= least
-        vllm = max(row.vllm_effect for _, row in self.rows) <= least
-        return " and ".join(name for name, is_blind in (("the trainer", trainer), ("vLLM", vllm)) if is_blind)
+    def _blind_sides(self) -> list[str]:
+        """What to say of each side on which most videos change nothing; one prompt that hangs on none is no fault."""
+        shown = [row for _, row in self.rows if row.num_placeholders]
+        sides = {"the trainer": [row.trainer_effect for row in shown], "vLLM": [row.vllm_effect for row in shown]}
+        found = []
+        for name, effects in sides.items():
+            telling = [effect for effect in effects if not math.isnan(effect)]
+            blind = sum(effect <= LEAST_EFFECT[self.dtype] for effect in telling)
+            if 2 * blind > len(telling):
+                where = f"in {blind} of {len(telling)} prompts"
+                found.append(f"{where} the video has no effect on the log-probabilities of {name}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; an effect that is infinite (another token) is null."""
+        """Plain JSON values; an effect that is no number (another token, or a certain one) is null."""
         rows = [{"id": name} | asdict(row) for name, row in self.rows]
         for row in rows:
-            row |= {key: None for key, value in row.items() if value == float("inf")}
+            row |= {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
         found = [row for _, row in self.rows]
         return {
             "logprob_max_diff": max(row.logprob_max_diff for row in found),

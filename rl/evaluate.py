@@ -99,13 +99,12 @@ def evaluate_command(
     Args:
         checkpoint: a checkpoint, a run folder whose newest one is taken, or a Hugging Face folder; None takes
             `model.path` as it is.
-        videos: episodes, from the first, whose mp4 is written (count); None: all.
+        videos: episodes, from the first, whose mp4 is written (count); None: `eval.videos`.
 
     Raises:
         UserError: there is no complete checkpoint, or the model or environment cannot be used.
         RunInterrupted: a signal asked it to stop.
     """
-    videos = config.eval.episodes if videos is None else videos
     source = None
     if checkpoint and (Path(checkpoint) / "config.json").is_file():
         config = replace(config, model=replace(config.model, path=checkpoint))
@@ -127,7 +126,7 @@ def evaluate_command(
 
 
 def _evaluate_model(
-    config: RunConfig, checkpoint: Path | None, folder: Path, stop: StopSignals, videos: int
+    config: RunConfig, checkpoint: Path | None, folder: Path, stop: StopSignals, videos: int | None
 ) -> Measured | None:
     model_dir = resolve_model(config.model.path, Path(config.run_dir) / "model")
     with open_source(config, model_dir, stop.requested) as source:
@@ -137,7 +136,7 @@ def _evaluate_model(
 
 
 def _evaluate_baseline(
-    config: RunConfig, policy: str, folder: Path, stop: StopSignals, videos: int
+    config: RunConfig, policy: str, folder: Path, stop: StopSignals, videos: int | None
 ) -> Evaluation | None:
     if asks_questions(config):
         raise UserError(f"--policy {policy} plays in an environment; questions of data.eval are answered by the model")

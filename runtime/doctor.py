@@ -53,9 +53,14 @@ class Examined:
     logprob_max_diff: float
     """Largest difference of a sampled token's log-probability."""
     trainer_effect: float
-    """Largest change of the trainer's log-probabilities when the videos are replaced; infinite without a video."""
+    """Largest change of the trainer's log-probabilities when the videos are replaced; infinite without a video, not a
+    number where they tell nothing (`CERTAIN`)."""
     vllm_effect: float
     """The same of vLLM's first token, infinite where it samples another one."""
+
+
+CERTAIN = 0.02
+"""Log-probabilities that are all nearer to 0 than this, with the video and with another, may hide that it is seen."""
 
 
 def examine(runtime: Rollplex, prompts: Sequence[Prompt]) -> list[Examined]:
@@ -83,7 +88,7 @@ def examine(runtime: Rollplex, prompts: Sequence[Prompt]) -> list[Examined]:
                 and held.next_position == prompt.next_position,
                 pixels_max_diff=_difference(held.pixels, _pixels(prompt.media)) if prompt.media else 0.0,
                 logprob_max_diff=max(diffs),
-                trainer_effect=_difference(logprobs, replaced) if prompt.media else float("inf"),
+                trainer_effect=_effect(logprobs, replaced) if prompt.media else float("inf"),
                 vllm_effect=_first_change(response, as_pixels[len(prompts) + place][1])
                 if prompt.media
                 else float("inf"),
@@ -172,7 +177,14 @@ def _difference(first: torch.Tensor | None, second: torch.Tensor) -> float:
     return float((first.float().cpu() - second.float().cpu()).abs().max())
 
 
+def _effect(logprobs: torch.Tensor, replaced: torch.Tensor) -> float:
+    """Largest change of a response's log-probabilities; not a number where the response is certain both times."""
+    if float(torch.stack([logprobs, replaced]).abs().max()) < CERTAIN:
+        return float("nan")
+    return _difference(logprobs, replaced)
+
+
 def _first_change(response: Response, replaced: Response) -> float:
     if response.token_ids[0] != replaced.token_ids[0]:
         return float("inf")
-    return abs(response.behaviour_logprobs[0] - replaced.behaviour_logprobs[0])
+    return _effect(torch.tensor(response.behaviour_logprobs[:1]), torch.tensor(replaced.behaviour_logprobs[:1]))

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from configs.errors import UserError
 from data.transfer import on_device
 from data.types import Media, Vocabulary
 from runtime.kernels import BranchMask, Kernels, batch_windows, best_kernels, use_kernels
@@ -162,20 +163,45 @@ def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: 
     """Load a Hugging Face vision-language model for training; a frozen tower's parameters need no gradient.
 
     A folder with `random_weights.json` holds no weights: they are drawn on the device, from its seed.
-    """
-    from transformers import AutoModelForImageTextToText
 
+    Raises:
+        UserError: the folder's weights lack tensors of the model, or hold them in other shapes.
+    """
     device = device or torch.device("cpu")
     marker = model_dir / "random_weights.json"
     if marker.is_file():
         model = _draw(model_dir, dtype, device, seed=json.loads(marker.read_text())["seed"])
     else:
-        model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=dtype, attn_implementation="sdpa")
+        model = _read(model_dir, dtype)
     model = model.to(device).eval()  # eval: no dropout; gradients do not depend on it
     if device.type == "cuda":
         batch_windows(model.model.visual)
     for parameter in model.model.visual.parameters():
         parameter.requires_grad_(train_tower)
+    return model
+
+
+def _read(model_dir: Path, dtype: torch.dtype) -> Any:
+    """The model in a folder, every tensor of it from there: Hugging Face draws the ones that it does not find."""
+    from transformers import AutoModelForImageTextToText
+
+    model, found = AutoModelForImageTextToText.from_pretrained(
+        model_dir,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, in our words
+    )
+    wrong = [f"{name} is missing" for name in sorted(found["missing_keys"])]
+    wrong += [
+        f"{name} is {tuple(held)}, not {tuple(needed)}" for name, held, needed in sorted(found["mismatched_keys"])
+    ]
+    if wrong:
+        total = len(list(model.parameters()))
+        raise UserError(
+            f"model folder {model_dir}: its weights do not fit its config.json, {len(wrong)} of {total} tensors: "
+            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}. Fetch the folder again, or set model.path."
+        )
     return model
 
 

@@ -10,10 +10,10 @@ import pytest
 import run
 
 
-def evaluated(tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]) -> Path:
+def evaluated(tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str], *words: str) -> Path:
     config = tmp_path / "run.yaml"
     config.write_text(f"run_dir: {tmp_path / 'run'}\nenv: {{num_envs: 4, options: {{num_rooms: 1, image_size: 16}}}}\n")
-    assert run.main(["eval", "--policy", policy, str(config), "eval.episodes=6"]) == 0
+    assert run.main(["eval", "--policy", policy, str(config), "eval.episodes=6", *words]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["lost"] == 0
     return Path(printed["results"])
@@ -36,6 +36,18 @@ def test_expert_and_random_are_measured_recorded_and_compared(
     assert (found["episodes"], found["only_a"]) == (6, 0)
     assert won >= 4
     assert found["p_value"] == pytest.approx(min(1.0, 2 / 2**won))
+
+
+def test_as_many_episodes_become_videos_as_the_config_or_the_option_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(*words: str) -> list[str]:
+        results = evaluated(tmp_path, "expert", capsys, *words)
+        return sorted(path.name for path in (results.parent / "videos").glob("*.mp4"))
+
+    assert written("eval.videos=2") == ["episode_000.mp4", "episode_001.mp4"]
+    assert written("eval.videos=2", "--videos", "1") == ["episode_000.mp4"]
+    assert written("eval.videos=0") == []
 
 
 def test_eval_needs_a_config_or_two_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

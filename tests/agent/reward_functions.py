@@ -32,7 +32,12 @@ def by_name(responses: list[str], row: dict[str, Any]) -> Any:
         "text": "1.0",
         "number": 1.0,
         "nothing": None,
-        "nested": [[1.0], [2.0]],
+        "column": np.array([[0.5], [1.0]]),
+        "nested": [[1.0], (2.0,)],
+        "pairs": [[1.0, 2.0], [3.0, 4.0]],
+        "set": {1.0, 2.0},
+        "names": {"first": 1.0, "second": 2.0},
+        "complex": [1 + 0j, 1.0],
     }
     return returned[responses[0]]
 

@@ -54,6 +54,43 @@ def test_weights_that_are_a_git_lfs_pointer_are_refused(folder: Path, tmp_path: 
     assert "damaged or incomplete" in refusal(folder, tmp_path)
 
 
+def test_pickled_weights_that_were_cut_short_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    weights = folder / "pytorch_model.bin"
+    torch.save({"lm_head.weight": torch.ones(4)}, weights)
+    resolve_model(str(folder), tmp_path / "cache")
+    weights.write_bytes(weights.read_bytes()[:-30])
+    assert "pytorch_model.bin" in refusal(folder, tmp_path)
+    assert "damaged or incomplete" in refusal(folder, tmp_path)
+
+
+def test_an_adapter_alone_is_no_weights(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    assert "has no weights: no model.safetensors" in refusal(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "[]", "config.json holds [], expected a JSON object"),
+        ("model.safetensors.index.json", "{", "model.safetensors.index.json is not JSON"),
+        ("model.safetensors.index.json", "[]", "model.safetensors.index.json holds []"),
+        ("model.safetensors.index.json", "{}", "model.safetensors.index.json has no weight_map"),
+        ("model.safetensors.index.json", '{"weight_map": {}}', "model.safetensors.index.json has no weight_map"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}', "model.safetensors.index.json has no weight_map"),
+        ("tokenizer.json", "{", "tokenizer.json is not JSON"),
+        ("tokenizer.json", "\0\0", "tokenizer.json is not JSON"),
+        ("tokenizer.json", "{}", "tokenizer.json is no tokenizer"),
+        ("processor_config.json", "{", "processor_config.json is not JSON"),
+    ],
+)
+def test_a_damaged_json_file_is_refused_by_name(
+    folder: Path, tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (folder / name).write_text(text)
+    assert f"model folder {folder}: {message}" in refusal(folder, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

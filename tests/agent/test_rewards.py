@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from agent.reward_function import plain_values
 from agent.rewards import COMPARISONS, Answered, RewardError, Rewards, Scored, reward_metrics, reward_sums
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -181,7 +186,9 @@ def test_a_part_that_cannot_compare_the_rows_answer_is_named() -> None:
     ("overrides", "explanation"),
     [
         (["reward.weights={anwser: 1}"], "reward.weights: unknown part 'anwser'. Did you mean answer?"),
-        (["reward.weights={answer: .inf}"], "reward.weights: inf for answer, expected a finite number."),
+        (["reward.weights={answer: .inf}"], "reward.weights.answer: inf: Input should be a finite number."),
+        (["reward.weights={}"], "reward.weights: {}, expected a part with a weight other than 0"),
+        (["reward.weights={answer: 0, format: 0.0}"], "expected a part with a weight other than 0"),
         (
             ["reward.functions={mine: my_rewards}"],
             "reward.functions: mine: 'my_rewards', expected a new name and module:f",
@@ -231,6 +238,7 @@ def test_what_a_function_returns_is_taken_refused_or_lost() -> None:
     config = RewardConfig(**with_function("by_name"))
     losing = dataclasses.replace(config, on_error="lost")
     good = {"bools": [2, 0], "numpy": [1, 2], "array": [1, 2], "mixed": [2, 0.5]}
+    good |= {"column": [1, 2], "nested": [2, 4]}
     with Rewards(config, 100) as strict, Rewards(losing, 100) as lenient:
 
         def returned(rewards: Rewards, name: str) -> list[Scored]:
@@ -247,13 +255,19 @@ def test_what_a_function_returns_is_taken_refused_or_lost() -> None:
                 returned(strict, name)
             lost = [item.reward is None for item in returned(lenient, name)]
             assert lost == ([False, True] if name == "inf" else [True, False])
-        with pytest.raises(RewardError, match=r"by_name returned 1 rewards for 2 responses.*reward.on_error=lost"):
-            returned(strict, "short")
-        assert [item.reward for item in returned(lenient, "short")] == [None, None]
-        assert "1 rewards for 2" in returned(lenient, "short")[0].lost_because
-        for name in ("texts", "text", "number", "nothing", "nested"):
+        for name, message in {
+            "short": "1 rewards for 2 responses",
+            "number": "1 rewards for 2 responses",
+            "nothing": "None for response 0",
+        }.items():
+            with pytest.raises(RewardError, match=rf"by_name returned {message}.*reward.on_error=lost"):
+                returned(strict, name)
+            first, second = returned(lenient, name)
+            assert (first.reward, second.reward) == (None, None)
+            assert f"by_name returned {message.partition(' for')[0]}" in first.lost_because
+        for name in ("texts", "text", "pairs", "set", "names", "complex"):
             for rewards in (strict, lenient):
-                with pytest.raises(RewardError, match="expected"):
+                with pytest.raises(RewardError, match=r"by_name returned .*expected .*on_error does not cover this"):
                     returned(rewards, name)
 
 
@@ -273,3 +287,21 @@ def test_a_function_that_raises_hangs_or_dies_stops_the_run_or_loses_the_respons
 def test_a_function_that_is_not_there_is_found_before_the_first_response(place: str) -> None:
     with pytest.raises(RewardError, match=f"{place} cannot be imported: .*no_such"):
         Rewards(RewardConfig(weights={"mine": 1.0}, functions={"mine": place}), 100)
+
+
+def test_tensors_of_one_element_are_numbers() -> None:
+    assert plain_values([torch.tensor([0.5]), torch.tensor(1), True]) == [0.5, 1.0, 1.0]
+    assert plain_values(torch.tensor([[0.5], [1.0]])) == [0.5, 1.0]
+    assert plain_values([torch.tensor([0.5, 1.0])]) == (
+        "returned tensor([0.5000, 1.0000]) (Tensor) among its rewards, expected numbers"
+    )
+
+
+def test_a_function_may_lie_in_the_folder_the_run_was_started_in(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text("def fixed(responses, row):\n    return [0.5] * len(responses)\n")
+    (tmp_path / "data").mkdir()  # a usual name of a folder, and of one of our packages
+    (tmp_path / "data" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    start = "from agent.reward_function import RewardFunction; RewardFunction('my_rewards:fixed', 1.0).close()"
+    repository = Path(__file__).parents[2]
+    command = [sys.executable, "-P", "-c", start]  # -P: as `python /elsewhere/run.py`, which does not look here
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(repository)}, check=True)

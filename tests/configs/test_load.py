@@ -75,6 +75,23 @@ def test_a_float_may_be_written_in_any_usual_way(tmp_path: Path, written: str) -
     assert load_config(write(tmp_path, f"train:\n  lr: {written}\n")).train.lr == 0.000001
 
 
+@pytest.mark.parametrize("written", ["10", "010", "1_0", "0xA", '"10"', "10.0", "1e1", "+10"])
+def test_an_integer_is_never_octal_or_in_base_60(tmp_path: Path, written: str) -> None:
+    path = write(tmp_path, f"steps: {written}\nenv:\n  options: {{zip: 010, at: 1:30, part: -.5}}\n")
+    config = load_config(path, [f"rl.group_size={written}"])
+    assert (config.steps, config.rl.group_size) == (10, 10)
+    assert config.env.options == {"zip": 10, "at": "1:30", "part": -0.5}
+
+
+def test_an_override_adds_a_reward_to_the_default_ones(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, ""), ["reward.weights.format=0.2"]).reward.weights == {
+        "answer": 1.0,
+        "format": 0.2,
+    }
+    path = write(tmp_path, "reward:\n  weights: {exact: 1}\n")
+    assert load_config(path, ["reward.weights.format=0.2"]).reward.weights == {"exact": 1.0, "format": 0.2}
+
+
 def test_dates_stay_text_so_that_configs_hold_plain_values(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "run_dir: 2026-11-29\n")).run_dir == "2026-11-29"
 
@@ -100,6 +117,18 @@ def test_a_mistyped_key_is_refused_with_its_place_and_the_nearest_name(tmp_path:
 
 def test_a_mistyped_section_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     assert mistake(tmp_path, "", "rolout.max_tokens=3") == "command line: rolout: unknown key. Did you mean rollout?"
+    assert mistake(tmp_path, "", "RL.kl_coef=1") == "command line: RL: unknown key. Did you mean rl?"
+
+
+def test_a_section_like_no_other_is_refused_with_where_its_fields_are(tmp_path: Path) -> None:
+    assert mistake(tmp_path, "", "grpo.kl_coef=1") == "command line: grpo: unknown key. Did you mean rl.kl_coef?"
+
+
+def test_a_dotted_key_in_a_file_is_refused_with_how_to_nest_it(tmp_path: Path) -> None:
+    assert mistake(tmp_path, "rl.group_size: 4\n") == (
+        "FILE, line 1: rl.group_size: unknown key. "
+        "Write it as two lines, `rl:` and, indented below it, `group_size: ...`."
+    )
 
 
 def test_a_key_in_the_wrong_section_is_refused_with_the_right_ones(tmp_path: Path) -> None:
@@ -120,7 +149,21 @@ def test_a_key_like_no_other_is_refused_with_the_names_there_are(tmp_path: Path)
         ("rl.group_size=1", "rl.group_size: 1, expected an integer >= 2."),
         ("rl.clip_low=1", "rl.clip_low: 1, expected a number > 0 and < 1."),
         ("train.lr=fast", "train.lr: 'fast', expected a number > 0."),
-        ("train.lr=.nan", "train.lr: nan, expected a number > 0."),
+        ("train.lr=.nan", "train.lr: nan, expected a finite number > 0."),
+        ("train.lr=.inf", "train.lr: inf, expected a finite number > 0."),
+        ("train.lr=1e999", "train.lr: inf, expected a finite number > 0."),
+        ("train.lr=inf", "train.lr: 'inf', expected a finite number > 0."),
+        ("rl.kl_coef=.inf", "rl.kl_coef: inf, expected a finite number >= 0."),
+        ("rollout.temperature=.inf", "rollout.temperature: inf, expected a finite number > 0."),
+        ("env.step_timeout_s=.inf", "env.step_timeout_s: inf, expected a finite number > 0."),
+        ("train.lr=1,0", "train.lr: '1,0', expected a number > 0."),
+        ("train.lr=null", "train.lr: no value, expected a number > 0."),
+        ("rl.group_size=[8]", "rl.group_size: [8], expected an integer >= 2."),
+        ("rl.group_size=1:30", "rl.group_size: '1:30', expected an integer >= 2."),
+        ("runtime.kv_cache_bytes=8GiB", "runtime.kv_cache_bytes: '8GiB', expected an integer > 0."),
+        ("runtime.zero_stage=true", "runtime.zero_stage: True, expected one of 0, 1, 2, 3."),
+        ("reward.weights={answer: true}", "reward.weights.answer: True, expected a number."),
+        ("seed=2147483648", "seed: 2147483648, expected an integer >= 0 and < 2147483648."),
         ("train.beta1=", "train.beta1: '', expected a number >= 0 and < 1."),
         ("steps=1.5", "steps: 1.5, expected an integer >= 0."),
         ("steps=true", "steps: True, expected an integer >= 0."),
@@ -163,6 +206,8 @@ def test_all_mistakes_are_listed_at_once_each_with_its_own_place(tmp_path: Path)
         ),
         ("rl:\n  epochs: 1\nseed: 1\nrl:\n", "FILE, line 4: rl is given twice, first in line 1; remove one of them."),
         ("1: 2\n", "FILE, line 1: a key must be text, not '1'; quote it."),
+        ("rl:\n  <<: {epochs: 1}\n", "FILE, line 2: merge keys (<<) are not supported: write the fields out."),
+        ("rl:\n\tepochs: 1\n", "FILE, line 2: a tab; indent with spaces."),
         ("seed: &s 3\nsteps: *s\n", "FILE, line 2: aliases (*name) are not supported: write the value out."),
     ],
 )
@@ -257,10 +302,11 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]))
 
 
 @settings(max_examples=40)
+@example(lr=1.0, seed=0, prompt="010", options={"1:30": "1:30", "x": "0x1f", "y": "1_0", "z": "-.5", "08": "1:30.5"})
 @example(lr=1e-6, seed=0, prompt="0E0", options={"1e5": "1e-3", "date": "2026-11-29", "yes": "no", "x": -0.0})
 @given(
     lr=st.floats(min_value=1e-12, max_value=1e3),
-    seed=st.integers(min_value=0, max_value=2**63),
+    seed=st.integers(min_value=0, max_value=2**31 - 1),
     prompt=TEXT,
     options=st.dictionaries(TEXT, st.booleans() | st.floats(allow_nan=False) | st.integers() | TEXT),
 )

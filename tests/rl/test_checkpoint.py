@@ -117,11 +117,24 @@ def test_a_complete_checkpoint_is_not_written_twice(tmp_path: Path) -> None:
     assert json.loads((folder / "runtime" / "weights.json").read_text()) == 1
 
 
+EMPTY_MANIFEST = "manifest.json lists no files, or no config"
+
+
+def edit_manifest(folder: Path, **entries: object) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | entries))
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
+        *[
+            (lambda folder, text=text: (folder / "manifest.json").write_text(text), EMPTY_MANIFEST)
+            for text in ("[]", "3", "{}", '{"files": null, "config": {}}', '{"files": {}, "config": {}}')
+        ],
+        (lambda folder: edit_manifest(folder, config=None), EMPTY_MANIFEST),
         (lambda folder: (folder / "runtime" / "weights.json").unlink(), "runtime/weights.json is missing"),
         (lambda folder: (folder / "runtime" / "optimizer.bin").write_bytes(b"hal"), "runtime/optimizer.bin is damaged"),
         (

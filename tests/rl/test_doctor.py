@@ -86,3 +86,23 @@ def test_a_side_that_no_video_changes_is_blind() -> None:
     assert blind.to_dict()["blind"]
     with pytest.raises(ParityError, match="no effect on the log-probabilities of vLLM"):
         require_parity(blind)
+
+
+def test_one_row_does_not_hide_that_the_others_are_blind() -> None:
+    blind, text = replace(SOUND, trainer_effect=0.0, vllm_effect=0.0), replace(SOUND, num_placeholders=0, grids=())
+    for other in (SOUND, replace(text, trainer_effect=math.inf)):
+        assert diagnosis(*[blind] * 7, other).blind
+    assert diagnosis(blind, text, text).blind
+    with pytest.raises(ParityError, match=r"in 7 of 8 prompts the video has no effect .* of the trainer and in 7"):
+        require_parity(diagnosis(*[blind] * 7, SOUND))
+
+
+def test_rows_that_tell_nothing_are_left_out() -> None:
+    """No video, or a response that is certain whatever is shown."""
+    text = replace(SOUND, num_placeholders=0, trainer_effect=math.inf)
+    certain = replace(SOUND, trainer_effect=math.nan, vllm_effect=math.nan)
+    found = diagnosis(text, certain, certain, replace(SOUND, trainer_effect=0.0), SOUND)
+    require_parity(found)
+    assert [row["trainer_effect"] for row in found.to_dict()["rows"]] == [None, None, None, 0.0, 0.1]
+    json.dumps(found.to_dict(), allow_nan=False)
+    require_parity(diagnosis(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_a_blind_engine_is_found(engines: Rollplex, prompts: list[Prompt], monke
     assert agrees(row)
     assert row.vllm_effect < 1e-5
     assert row.trainer_effect < 1e-5
+
+
+def test_a_certain_response_says_nothing_about_the_video() -> None:
+    certain, other, unsure = torch.tensor([-1e-4, -0.01]), torch.tensor([-2e-4, -0.01]), torch.tensor([-1e-4, -0.51])
+    assert math.isnan(runtime.doctor._effect(certain, other))
+    assert runtime.doctor._effect(certain, unsure) == pytest.approx(0.5)
+    assert runtime.doctor._effect(unsure, unsure) == 0.0
 
 
 def _under_the_same_name(prompt: Prompt) -> Prompt:
