@@ -45,11 +45,39 @@ _UNITS = [
 _UNITS += ["seventeen", "eighteen", "nineteen"]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {word: value for value, word in enumerate(_UNITS)} | {word: 10 * (i + 2) for i, word in enumerate(_TENS)}
+_SCALES = {"dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9}
 # Atomic, so that neither a part of a number matches nor a long run of digits takes quadratic time.
 _NUMBER = re.compile(
-    r"(?<![\w.,])[-+]?(?>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d,]|\.\d)", re.IGNORECASE
+    r"(?<![A-Za-z0-9_.,])[-+]?(?>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?!\d|,\d|\.\d)",
+    re.IGNORECASE,
 )
-_LAST_EQUALS = re.compile(r"\b(?:answer(?:\s+is)?|equals|result\s+is)\W*", re.IGNORECASE)
+_PIECE = re.compile(rf"{_NUMBER.pattern}|[a-z]+|[^\s\w-]", re.IGNORECASE)
+_NUMBER_CUE = re.compile(r"\b(?:answer(?:\s+is)?|equals|result\s+is)[\s:=(\[\"]*", re.IGNORECASE)
+_DENIED = re.compile(
+    rf"(?:{_NUMBER.pattern}\s+(?:is|are|was|were)\s+)?"
+    r"\b(?:not|never|neither|nor|cannot|[a-z]+n['\u2019]t|at\s+least|at\s+most|up\s+to|instead\s+of"
+    r"|(?:more|less|fewer|greater|smaller|other|rather)\s+than)\b"
+    r"(?>(?:(?!\bbut\b|[.,;!?](?!\d)).)*)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What is said not to be, or only bounded, up to the end of its clause."""
+_TANGLED = re.compile(
+    rf"#\s*[-+/:^~x\u2044\u00d7]\s*#|#[a-z]+\d|(?<![\w#])-\s+(?:#|(?:{'|'.join(_WORDS)})\b)|(?<![a-z\d])\d",
+    re.IGNORECASE,
+)
+"""Among numbers written `#`: `1/2`, `3-4`, `1m80`, `3,5` are not one number, and `- 3` may be an item of a list."""
+_REWRITTEN = [
+    (r"(?<=m)\^?[23\u00b2\u00b3](?!\w)", ""),  # square metres
+    (r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070-\u2079\u00bc-\u00be\u2150-\u215e])", "^"),  # or 3 1/2 would turn into 31/2
+    (r"[\u2212\u2013]", "-"),
+    (r"[*_`$#\\]", " "),
+    (r"\b(?:minus|negative)\s+(?=[\d.])", "-"),
+    (r"(?<!\w)-(?=[a-z])", "minus "),
+    (r"\b(?:no|this|that|the|which|each|every|another)\s+one\b", " "),
+    (r"\band\s+a\s+half\b", "plushalf"),
+    (rf"(?<!half )\ban?\s+(?={'|'.join(_SCALES)})", "one "),
+]
+"""Pattern and what stands for it before numbers are read."""
 _TIME = re.compile(r"\d+(?::[0-5]?\d){1,2}(?:\.\d+)?|\d+(?:\.\d+)?")
 
 
@@ -163,46 +191,70 @@ def _option_by_words(clean: str, options: Sequence[str]) -> str | None:
 def parse_number(text: str) -> float | None:
     """The one number that `text` states, in digits or words, a unit beside it or not; None where it is none or several.
 
-    `1,000` is a thousand; `3,5` is nobody's number here, so it is None.
+    `1,000` is a thousand; `3,5`, `1/2`, `3-4` and `at least 3` are nobody's number here, so they are None.
     """
-    clean = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\\", " ")
-    clean = re.sub(r"[*_`$]", " ", clean).strip()
-    if lead := list(_LAST_EQUALS.finditer(clean)):
+    clean = text
+    for pattern, instead in _REWRITTEN:
+        clean = re.sub(pattern, instead, clean, flags=re.IGNORECASE)
+    clean = unicodedata.normalize("NFKC", clean).strip()
+    if lead := list(_NUMBER_CUE.finditer(clean)):
         from_cue = parse_number(clean[lead[-1].end() :]) if lead[-1].end() < len(clean) else None
         if from_cue is not None:
             return from_cue
-    values = {float(found.group().replace(",", "")) for found in _NUMBER.finditer(clean)}
-    if not values and not any(character.isdigit() for character in clean):
-        values = set(_numbers_in_words(clean))
+    clean = _DENIED.sub(" ", clean)
+    values = set() if _TANGLED.search(_NUMBER.sub("#", clean)) else set(_stated_numbers(clean))
     value = next(iter(values)) if len(values) == 1 else math.nan
     return value if math.isfinite(value) else None
 
 
-def _numbers_in_words(text: str) -> list[float]:
-    """`three`, `twenty-one`, `two hundred and five`: runs of number words."""
+def _stated_numbers(text: str) -> list[float]:
+    """`3`, `3 million`, `twenty-one`, `two thousand and five`; NaN for `three quarters` and `two point five`."""
     values: list[float] = []
-    current: float | None = None
-    for word in [*re.findall(r"[a-z]+", text.lower()), ""]:
-        if word in _WORDS:
-            tens = current is not None and current % 10 == 0 and current % 100 != 0 and _WORDS[word] < 10
-            hundreds = current is not None and current % 100 == 0 and current > 0
-            if current is not None and not (tens or hundreds):
-                values.append(current)
-                current = None
-            current = (current or 0.0) + _WORDS[word]
-        elif word in ("hundred", "thousand") and current is not None:
-            current *= 100 if word == "hundred" else 1000
-        elif not (word == "and" and current is not None and current >= 100):
-            values += [] if current is None else [current]
-            current = None
+    run: list[str] = []
+    for piece in [*_PIECE.findall(text.lower()), ""]:
+        if run and _goes_on(run[-1], piece):
+            run.append(piece)
+            continue
+        if run and run != ["minus"]:
+            is_part = re.fullmatch(r"half|point|(?:third|quarter|fifth|tenth)s?", piece)
+            values.append(math.nan if is_part else _run_value(run))
+        starts = piece in _WORDS or piece in ("minus", "negative") or _NUMBER.fullmatch(piece)
+        run = ["minus" if piece == "negative" else piece] if starts else []
     return values
 
 
+def _goes_on(last: str, piece: str) -> bool:
+    """True where a number that has come to `last` goes on with `piece`."""
+    if piece in _SCALES or piece == "plushalf":
+        return last not in ("minus", "and")
+    if piece == "and":
+        return last in _SCALES
+    is_unit_of_ten = last in _TENS and 0 < _WORDS.get(piece, 0) < 10
+    return is_unit_of_ten or (piece in _WORDS and (last in _SCALES or last in ("minus", "and")))
+
+
+def _run_value(run: Sequence[str]) -> float:
+    total = current = 0.0
+    for piece in run:
+        if piece in _SCALES:
+            current *= _SCALES[piece]
+            if _SCALES[piece] >= 1000:
+                total, current = total + current, 0.0
+        elif piece == "plushalf":
+            current += 0.5
+        elif piece not in ("minus", "and"):
+            current += _WORDS[piece] if piece in _WORDS else float(piece.replace(",", ""))
+    return -(total + current) if run[0] == "minus" else total + current
+
+
 def parse_spans(text: str) -> tuple[tuple[float, float], ...] | None:
-    """Time spans in seconds, from `[1.2, 5.8]`, `12 to 17.5 s`, `00:12 - 00:17`; None where the text holds no pairs."""
+    """Time spans in seconds, from `[1.2, 5.8]`, `12 to 17.5 s`, `00:12 - 00:17`; None where the text holds no pairs.
+
+    A time too long for a number is none.
+    """
     times = [_seconds(found.group()) for found in _TIME.finditer(text)]
     spans = tuple(zip(times[::2], times[1::2], strict=False))
-    if not times or len(times) % 2 or any(end < start for start, end in spans):
+    if not times or len(times) % 2 or not all(start <= end < math.inf for start, end in spans):
         return None
     return spans
 

@@ -113,6 +113,15 @@ def test_an_unreadable_number_is_unparsed() -> None:
     assert not score(row("3", "mra"), "3")[0].is_unparsed
 
 
+@pytest.mark.parametrize(("wanted", "text"), [("4", "It's 3 or 4"), ("2", "1, 2"), ("3", "minus three"), ("3", "3-4")])
+def test_hedges_lists_and_signs_earn_nothing(wanted: str, text: str) -> None:
+    assert value(row(wanted, "numeric"), text) == value(row(wanted, "mra"), text) == 0
+
+
+def test_a_time_span_without_end_is_unparsed_not_nan() -> None:
+    assert score(row("[1, 5]", "span"), "1 to " + "9" * 400) == [Scored(0.0, {"answer": 0.0}, is_unparsed=True)]
+
+
 # --- spans and texts
 
 
