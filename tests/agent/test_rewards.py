@@ -57,6 +57,17 @@ def test_only_the_answer_element_counts() -> None:
     assert value(row("C", options=OPTIONS), "<think>The answer is C</think><answer>B</answer>") == 0.0
 
 
+@pytest.mark.parametrize("text", ["The answer is B. It could also be C.", "B: green", "Option B is wrong", "not B"])
+def test_two_letters_or_a_denied_one_are_unparsed(text: str) -> None:
+    asked = row("B", options=("red", "blue", "green"))
+    assert score(asked, text) == [Scored(0.0, {"answer": 0.0}, is_unparsed=True)]
+
+
+@pytest.mark.parametrize("text", ["The answer is blue", "<think>A or C</think> B", "B is correct", "B, not A"])
+def test_a_settled_letter_is_worth_1(text: str) -> None:
+    assert value(row("B", options=("red", "blue", "green")), text) == 1
+
+
 # --- numbers
 
 
