@@ -8,8 +8,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-EQUAL_TOLERANCE = 1e-9
-"""Rewards whose range is within this share of their size (at least 1) are equal: 0.1 + 0.2 and 0.3 are."""
+EQUAL_TOLERANCE = 5e-7
+"""Rewards whose range is within this share of their size (at least 1) are equal: four roundings of float32, in which a
+reward function may have added its parts."""
 
 
 def is_zero_variance(rewards: Float[Tensor, " rollout"]) -> bool:

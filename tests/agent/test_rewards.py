@@ -62,6 +62,17 @@ def test_only_the_answer_element_counts() -> None:
     assert value(row("C", options=OPTIONS), "<think>The answer is C</think><answer>B</answer>") == 0.0
 
 
+@pytest.mark.parametrize("text", ["The answer is B. It could also be C.", "B: green", "Option B is wrong", "not B"])
+def test_two_letters_or_a_denied_one_are_unparsed(text: str) -> None:
+    asked = row("B", options=("red", "blue", "green"))
+    assert score(asked, text) == [Scored(0.0, {"answer": 0.0}, is_unparsed=True)]
+
+
+@pytest.mark.parametrize("text", ["The answer is blue", "<think>A or C</think> B", "B is correct", "B, not A"])
+def test_a_settled_letter_is_worth_1(text: str) -> None:
+    assert value(row("B", options=("red", "blue", "green")), text) == 1
+
+
 # --- numbers
 
 
@@ -116,6 +127,15 @@ def test_mean_relative_accuracy(wanted: str, text: str, expected: float) -> None
 def test_an_unreadable_number_is_unparsed() -> None:
     assert score(row("3", "mra"), "many", "3")[0].is_unparsed
     assert not score(row("3", "mra"), "3")[0].is_unparsed
+
+
+@pytest.mark.parametrize(("wanted", "text"), [("4", "It's 3 or 4"), ("2", "1, 2"), ("3", "minus three"), ("3", "3-4")])
+def test_hedges_lists_and_signs_earn_nothing(wanted: str, text: str) -> None:
+    assert value(row(wanted, "numeric"), text) == value(row(wanted, "mra"), text) == 0
+
+
+def test_a_time_span_without_end_is_unparsed_not_nan() -> None:
+    assert score(row("[1, 5]", "span"), "1 to " + "9" * 400) == [Scored(0.0, {"answer": 0.0}, is_unparsed=True)]
 
 
 # --- spans and texts
