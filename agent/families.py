@@ -76,7 +76,7 @@ def family_of(model_config: Mapping[str, Any]) -> Family:
     model_type = model_config.get("model_type")
     architectures = model_config.get("architectures") or []
     family = FAMILIES.get(str(model_type))
-    if family is None or family.architecture not in architectures:
+    if family is None or not isinstance(architectures, list) or family.architecture not in architectures:
         supported = ", ".join(f"{known.architecture} ({known.model_type})" for known in FAMILIES.values())
         raise ConfigError(
             f"architecture {architectures} of model type {model_type!r} is not supported. Use one of: {supported}."

@@ -212,7 +212,7 @@ class DataConfig:
     """Sets of questions about videos, and how their clips are decoded."""
 
     train: dict[str, SetFormat] = Field(default_factory=dict)
-    """Files to train on: path -> format. Empty: the run learns in `env`, and all of `data` is of no use."""
+    """Files to train on: path -> format. With `eval` empty too the run learns in `env`, and all of `data` is of no use."""
     eval: dict[str, SetFormat] = Field(default_factory=dict)
     """Files to evaluate on, held against those of `train` for leakage: path -> format; `eval.episodes` rows of them."""
     media_root: str = ""
@@ -244,7 +244,8 @@ class DataConfig:
     cache_bytes: Bytes = 10 << 30
     """Size of that folder (bytes); 0 decodes every time."""
     max_bad_fraction: Fraction = 0.01
-    """The run stops when more than this share of the rows it tried has a video that cannot be shown."""
+    """The run stops when more than this share of the rows it tried has a video that cannot be shown; until a set has
+    been tried whole, chance is allowed for."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

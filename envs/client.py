@@ -72,7 +72,10 @@ class EnvProcess:
         self._memory_fd = -1
         self._unpacker = server.new_unpacker()
         target, options = resolve(config)
-        paths = [path or os.getcwd() for path in sys.path]
+        paths = [
+            *(path or os.getcwd() for path in sys.path),
+            os.getcwd(),
+        ]  # run.py may lie elsewhere than the user's class
         if config.python or config.address:  # its own packages come from its own places
             paths = [str(Path(__file__).resolve().parents[1]), os.getcwd()]
         setup = {"version": server.VERSION, "env": target, "options": options, "slots": self.slots, "paths": paths}

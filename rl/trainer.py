@@ -28,7 +28,7 @@ from rl.interfaces import Cursors, Measured, Source
 from rl.losses import Scale, batch_std, batch_sums, imitation_loss, needs_batch, policy_loss
 from rl.metrics import MetricsLog, add_stats, per_token, rollout_metrics, rollout_sums, warn_if_cut, write_json
 from rl.signals import StopSignals
-from rl.sources import open_source
+from rl.sources import asks_questions, open_source
 from runtime.tracing import TIMELINE
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ def train(config: RunConfig) -> dict[str, Any]:
         ParityError: vLLM and the trainer differ.
         RunInterrupted: a signal asked the run to stop, and it has saved a checkpoint.
     """
+    if asks_questions(config) and not config.data.train:
+        raise UserError("no rows to train on: name files in data.train (`run.py eval` needs data.eval alone)")
     checkpoint = prepare_run_folder(config)
     model_dir = resolve_model(config.model.path, Path(config.run_dir) / "model")
     with ExitStack() as stack:

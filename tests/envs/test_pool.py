@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ def go_thrice(pool: EnvPool, slot: int) -> None:
     for _ in range(3):
         pool.step(slot, ["go"])
         pool.wait([slot])
+
+
+def test_a_class_is_found_in_the_folder_that_one_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_worlds.py").write_text("from tests.envs.fake_envs import CountingEnv as MyEnv\n")
+    monkeypatch.chdir(tmp_path)
+    with EnvPool(EnvConfig(id="my_worlds:MyEnv")) as pool:
+        assert pool.action_names == ("go", "rest")
 
 
 def test_slots_give_what_the_environment_alone_gives() -> None:

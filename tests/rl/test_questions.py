@@ -14,7 +14,7 @@ import torch
 
 from agent.rewards import Rewards
 from configs.errors import UserError
-from configs.schema import DataConfig, RewardConfig
+from configs.schema import DataConfig, RewardConfig, RunConfig
 from data.budget import ClipPlan
 from data.decode import DecodedClip
 from data.types import Prompt, Sampling, TurnKey
@@ -26,7 +26,7 @@ from rl.interfaces import Cursors
 from rl.question_scores import Answer, choose_rows, summarize_answers
 from rl.questions import QuestionSource
 from rl.signals import StopSignals
-from rl.trainer import Trainer
+from rl.trainer import Trainer, train
 from tests.rl.fakes import FakeRuntime, fake_config
 
 RIGHT, WRONG, BABBLE = 0, 1, 2
@@ -262,3 +262,10 @@ def test_the_whole_loop_runs_on_questions_and_a_resumed_run_equals_an_uninterrup
     (line,) = [line for line in lines if line["phase"] == "rl" and line["step"] == 3]
     assert line["reward/answer_mean"] == line["rollout/reward_mean"] == 0.5
     assert line["data/epoch"] == pytest.approx(9 / 12)
+
+
+def test_training_without_training_rows_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = RunConfig(run_dir=str(tmp_path / "run"), data=DataConfig(eval={"eval.jsonl": "own"}))
+    with pytest.raises(UserError, match=r"no rows to train on: name files in data\.train"):
+        train(config)
+    assert not (tmp_path / "run").exists()
