@@ -212,7 +212,7 @@ class DataConfig:
     """Sets of questions about videos, and how their clips are decoded."""
 
     train: dict[str, SetFormat] = Field(default_factory=dict)
-    """Files to train on: path -> format. With `eval` empty too the run learns in `env`, and all of `data` is of no use."""
+    """Files to train on: path -> format. With `eval` empty too the run learns in `env`, and `data` is of no use."""
     eval: dict[str, SetFormat] = Field(default_factory=dict)
     """Files to evaluate on, held against those of `train` for leakage: path -> format; `eval.episodes` rows of them."""
     media_root: str = ""
