@@ -522,6 +522,8 @@ class Rollplex:
     def _memory_stats(self) -> dict[str, float]:
         stats = {f"hbm/{name}_bytes": float(size) for name, size in self.ledger.buffer_peaks.items()}
         stats["hbm/peak_bytes"] = float(max(self.ledger.peaks.values()))
+        if torch.cuda.is_available():  # of the whole run, by PyTorch's count, in which vLLM's KV cache is not
+            stats["hbm/allocated_peak_bytes"] = float(torch.cuda.max_memory_allocated())
         stats["hbm/planned_peak_bytes"] = float(max(self.plan.peak(phase) for phase in PHASES))
         return stats
 
