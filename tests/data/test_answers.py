@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.answers import answer_text, parse_choice, parse_number, parse_spans, plain_words, unlabelled_options
+from data.answers import LETTERS, answer_text, parse_choice, parse_number, parse_spans, plain_words, unlabelled_options
 
 COLORS = ("Blue", "Red", "Green", "A person walks")
 
@@ -737,6 +737,58 @@ def test_an_option_that_starts_with_an_article(response: str) -> None:
 )
 def test_other_options(options: tuple[str, ...], response: str, letter: str | None) -> None:
     assert parse_choice(answer_text(response), options) == letter
+
+
+FRAGMENT_TEXTS = (
+    "A|B|(C)|b|the answer is|not|or|and|Blue|green|.|,|?|is|wrong|no|\n|because|option|it is|Explanation:|2|-3|<b>"
+    "|\u27e8B\u27e9|\u27eaA0\u27eb|\u27eaA9\u27eb"
+)
+FRAGMENTS = st.sampled_from(FRAGMENT_TEXTS.split("|"))
+
+
+@given(st.lists(st.text(max_size=12) | FRAGMENTS, min_size=2, max_size=26), st.lists(FRAGMENTS, max_size=12))
+def test_any_options_can_be_named_by_their_letters(options: list[str], fragments: list[str]) -> None:
+    assert [parse_choice(LETTERS[place], options) for place in range(len(options))] == list(LETTERS[: len(options)])
+    assert parse_choice(" ".join(fragments), options) in (None, *LETTERS[: len(options)])
+
+
+@pytest.mark.parametrize(
+    "between", [" or ", " and ", ", ", "/", "; ", " & ", ". Or ", ". It could also be ", "\n", " + "]
+)
+@pytest.mark.parametrize("before", ["", "The answer is ", "Answer: ", "I think it is ", "Either ", "Option "])
+@pytest.mark.parametrize(("one", "other"), [("B", "C"), ("(B)", "(C)"), ("Blue", "Green"), ("B. Blue", "C. Green")])
+def test_two_standing_options_are_none(before: str, one: str, between: str, other: str) -> None:
+    assert parse_choice(f"{before}{one}{between}{other}", SCENE) is None
+    assert parse_choice(f"{before}{other}{between}{one}.", SCENE) is None
+
+
+@pytest.mark.parametrize("named", ["B", "(B)", "option B", "**B**", "Blue", "B. Blue", "(B) Blue"])
+@pytest.mark.parametrize(
+    "denial",
+    [
+        "The answer is not {}",
+        "The answer isn't {}.",
+        "It is not {}",
+        "It can't be {}",
+        "I don't think it is {}",
+        "I would not choose {}",
+        "I would never pick {}",
+        "{} is wrong",
+        "{} is not correct.",
+        "{} isn't the answer",
+        "{} cannot be right",
+        "Neither {} nor the rest",
+        "Not {}",
+        "It is false that the answer is {}",
+        "I doubt that it is {}",
+        "{} can be ruled out",
+        "{} is eliminated",
+        "All options except {}",
+        "{}? No.",
+    ],
+)
+def test_a_denied_option_is_none(denial: str, named: str) -> None:
+    assert parse_choice(denial.format(named), SCENE) is None
 
 
 def test_thinking_is_not_the_answer() -> None:
