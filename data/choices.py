@@ -102,6 +102,13 @@ _CONFIRMS = re.compile(
     r"|(?:fits|matches)\b|is\W*$|是?(?:正确|对))",
     re.IGNORECASE,
 )
+_MORE_WORDS = re.compile(
+    rf" (?!{_DENIAL.pattern}|(?:is|are|was|were|can|could|may|might|would|seems|looks|must|should"
+    r"|has|does|fits|matches|and|or|but"
+    r"|because|since|rather)\b)\w",
+    re.IGNORECASE,
+)
+"""An option's words that go on, so that its letter is still a label: `B. A cup` and then `on a table`."""
 _LEADS_TO = re.compile(rf"(?i:{_ANSWER}|{_NAMING}|{_HINT}){_LINK}(?=⟨)")
 _VERDICT = re.compile(rf"(?i:{_ANSWER})[^.;!?⟨]{{0,60}}(?=⟨)")
 _OPENING = re.compile(
@@ -160,7 +167,9 @@ def _mark(letter: str) -> str:
 def _both(found: re.Match[str]) -> str:
     """A letter and the words beside it: one option if they agree, else two."""
     letter, words = found.group("letter"), found.group("words")
-    return _mark(letter) if words == letter else f"{_mark(letter)} and {_mark(words)}"
+    if words != letter:
+        return f"{_mark(letter)} and {_mark(words)}"
+    return _mark(letter) + (":" if _MORE_WORDS.match(found.string, found.end()) else "")
 
 
 def _without_reasons(marked: str) -> str:

@@ -89,6 +89,7 @@ def test_an_article_is_no_option() -> None:
 
 
 SCENE = ("Red", "Blue", "Green", "A person walks")
+MAN = ("The man leaves", "The man sits down", "The man opens the door", "The man is not visible")
 TEN_THINGS = tuple(f"thing {place}x" for place in range(10))
 
 
@@ -733,6 +734,28 @@ def test_an_option_that_starts_with_an_article(response: str) -> None:
         (("Yes", "No"), "The answer is no because it left", "B"),
         (("Yes", "No"), "B) No, because A is wrong", "B"),
         (("Yes", "No"), "No way", None),
+        (MAN, "B. The man sits down on a chair.", "B"),
+        (MAN, "The answer is B. The man sits down on a chair.", "B"),
+        (MAN, "B. The man sits down is wrong", None),
+        (MAN, "B. The man sits down never happens", None),
+        (MAN, "B. The man sits down cannot be right", None),
+        (MAN, "B) The man sits down and looks around", "B"),
+        (MAN, "A. The man sits down on a chair", None),
+        (MAN, "The man sits down on a chair", None),
+        (MAN, "Based on the video, the man sits down, which corresponds to option B.", "B"),
+        (
+            MAN,
+            "A. The man leaves - Incorrect.\nB. The man sits down - Correct.\n\nSo the answer is B. The man sits down.",
+            "B",
+        ),
+        (
+            MAN,
+            "The correct answer is B.\n\n**Explanation:**\n- A is incorrect because he stays.\n- C is not shown.",
+            "B",
+        ),
+        (MAN, "The answer is D. The man is not visible in the video.", "D"),
+        (MAN, "The man is not visible", "D"),
+        (MAN, "It is D, the man is not visible", "D"),
     ],
 )
 def test_other_options(options: tuple[str, ...], response: str, letter: str | None) -> None:
