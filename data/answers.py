@@ -12,111 +12,16 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from data.choices import options_named
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of options, in order."""
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THINK = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_ARTICLES = ("a", "an", "the")
 _LABEL = re.compile(r"\s*[(\[]?([A-Za-z])\s*[.):\]]\s*")
-
-# Choices are read from a text in which every option that is named, by letter or by words, is marked as \u27e8B\u27e9.
-_PLAIN = [
-    (r"\\(?:text|math)[a-z]*|[\u2018\u201c\u201d]", " "),
-    (r"\\f?boxed", " answer is "),
-    (r"<(b|i|u|em|strong|p|span)>([^<]*)</\1>", r" \2 "),
-    (r"(?<=\w)['\u2019](?=\w)", ""),
-    (r"[*_`\"'${}~\\#]", " "),
-    (r"\u2212", "-"),
-    (r"[^\S\n]+", " "),
-    (r" ?\n\s*", "\n"),
-    (r"\b(?:no|without|without a|beyond) (?:doubt|question)\b", " "),
-]
-"""Pattern and what stands for it before options are looked for."""
-_ANSWER = (
-    r"(?:\b(?:answer|ans|solution|conclusion|(?:correct|right|final|best) (?:option|choice|one|letter))\b|答案|正解)"
-)
-"""What comes before the verdict; the last one counts."""
-_NAMING = (
-    r"(?:\b(?:option|choice|choose|chose|pick|select|go(?:ing)? with|its|(?:it|this|that) is|wait"
-    r"|actually|maybe|perhaps|possibly|(?:could|might|may)(?: also)? be)\b|选择?|選)"
-)
-"""What comes before an option, in any letter case or in words."""
-_HINT = (
-    r"\b(?:is|be|therefore|thus|hence|so|think|believe|guess|say|probably|likely|clearly|definitely"
-    r"|correct|right|final|result|response|looks like|but|yes|letter|chosen|picked|selected)\b"
-)
-"""What comes before an option that is a capital letter."""
-_LINK = (
-    r"[^\w\u27e8]*(?:\b(?:the|an?|is|be|would|should|must|option|choice|letter|most|likely|probably|definitely"
-    r"|clearly|then|either|both|to|question|here|my|final)\b[^\w\u27e8]*)*"
-)
-_CLAUSE_ENDS = r"\s*(?:$|[^\w\s-](?!\w)|(?:because|since|or|and|not|but)\b)"
-_BRACKETED = re.compile(r"(?<![A-Za-z0-9])[(\[<\u3010\u300c\u27e8]\s*([A-Za-z])\s*\.?[)\]>\u3011\u300d\u27e9]")
-_FIRST = re.compile(
-    r"\W*(?<![\w\u27e8])([a-z])"
-    r"(?=\s*[.):\],](?!\w)|\W*$| (?:or|and|not|because|is(?: the)? (?:correct|right|answer))\b)"
-)
-_WORDS_OF = r"\u27ea(?P<words>[A-Z])\d+\u27eb"
-_WORDS_ALONE = re.compile(rf"\W*?{_WORDS_OF}\W*")
-_WORDS_AFTER_CUE = re.compile(
-    rf"((?i:{_ANSWER}(?: [a-z]+){{0,6}}? ?(?:\bis\b|\bbe\b|[:=是为])|{_NAMING}|\A)[^\w\u27e8\u27ea-]*)"
-    rf"{_WORDS_OF}(?={_CLAUSE_ENDS})"
-)
-_LETTER_THEN_WORDS = re.compile(
-    r"\u27e8(?P<letter>.)\u27e9[\s.):\]\-\u2013\u2014,=(]*(?:(?i:or|and|maybe|perhaps|also|possibly)\s+)*"
-    rf"{_WORDS_OF}\)?"
-)
-_WORDS_THEN_LETTER = re.compile(rf"{_WORDS_OF}[\s.:,=-]*\u27e8(?P<letter>.)\u27e9")
-_FOLLOWS_CUE = re.compile(rf"((?i:{_ANSWER}|{_NAMING}){_LINK})(?<![A-Za-z0-9])([a-z])(?![A-Za-z0-9])(?={_CLAUSE_ENDS})")
-_JOINED = re.compile(r"(\u27e9(?:,|/|&|\s|\b(?:or|and|nor)\b)+)(?<![a-z])([a-z])(?![A-Za-z0-9]|\s+\w)")
-_AFTER_A = r"(?:or|and|nor|but|not|is|was|isnt|would|could|cannot|seems|because|since|over|rather|instead)\b"
-_CAPITAL = re.compile(
-    r"(?<![A-Za-z0-9\u27e8\u27ea])(?<![A-Za-z]-)(?<!\b[A-Z]\.)([A-Z])(?![A-Za-z0-9+\u27e9]|-[A-Za-z]|\.[A-Z]\b)"
-    rf"(?:(?<![AI])|(?! (?!{_AFTER_A})\w))"
-)
-_MENTION = re.compile("\u27e8(.)\u27e9")
-
-_REASON = re.compile(r"\b(?:because|since)\b(?>(?:(?!answer)[^.;!?,\n])*)", re.IGNORECASE)
-_EXPLANATION = re.compile(
-    r"\b(?:explanation|reason|reasoning|rationale|justification)\s*(?::|\bis\b).*", re.IGNORECASE | re.DOTALL
-)
-_ALTERNATIVE = re.compile(
-    r"\b(?:or|also|maybe|perhaps|possibly|could|might|may)(?:\W+(?:be|option))*\W*\u27e8.\u27e9", re.IGNORECASE
-)
-_NOT_JUDGED = (
-    r"(?!\s*(?:(?:thats|its|(?:that|this|it) is) )?(?:wrong|incorrect|false|(?:not|isnt) (?:correct|right|it|the))\b)"
-)
-_IN_LIST = (
-    r"\s*(?:(?:or|and|nor) )?(?:(?:option|choice) )?\u27e8.\u27e9(?! (?:is|was|isnt|cannot|would|could|might|may)\b)"
-)
-_CLAUSE_END = re.compile(
-    rf"(?:[.;!?\n]| [-\u2013\u2014]+ |(?<!\u27e9),|(?<=\u27e9),(?!{_IN_LIST})|(?<!\u27e9)(?<!not):){_NOT_JUDGED}"
-    rf"|\b(?:but|however|whereas|while|although|though|so|then|therefore|thus|hence|which)\b"
-    rf"|(?<!\u27e9) (?:and|or)\b|\b(?:and|or)\b(?!{_IN_LIST})",
-    re.IGNORECASE,
-)
-_DENIAL = re.compile(
-    r"\b(?:not(?! (?:only|just|merely))|never|cannot|(?:is|are|was|were|do|does|did|could|would|should|wo|ca)nt"
-    r"|wrong|incorrect|false|untrue|invalid|impossible|unlikely|doubt|disagree|eliminated|excluded|ruled out|rejected"
-    r"|discarded|dismissed)\b|不|非|错"
-    r"|\b(?P<ahead>no|none|nor|neither|instead of|than|over|unlike|except|without|eliminat(?:e|ing)|exclud(?:e|ing)"
-    r"|rul(?:e|ing) out|reject(?:ing)?|discard(?:ing)?)\b",
-    re.IGNORECASE,
-)
-"""What denies the options after it in its clause or, unless it is `ahead`, before it if none follow."""
-_CONFIRMS = re.compile(
-    r"\s*(?:(?:is|seems|looks|(?:must|would|should|has to) be) (?:(?:the|most|more|clearly|definitely|probably|my"
-    r"|final|indeed|only) )*(?:correct|right(?! of)|true|answer|best|likely|accurate|one|choice|option|solution)\b"
-    r"|(?:fits|matches)\b|is\W*$|是?(?:正确|对))",
-    re.IGNORECASE,
-)
-_LEADS_TO = re.compile(rf"(?i:{_ANSWER}|{_NAMING}|{_HINT}){_LINK}(?=\u27e8)")
-_VERDICT = re.compile(rf"(?i:{_ANSWER})[^.;!?\u27e8]{{0,60}}(?=\u27e8)")
-_OPENING = re.compile(r"\W*(?:\d+[.)]\s*)?(?:both|either|yes|ok)?\W*", re.IGNORECASE)
-_LABEL_ENDS = re.compile(
-    r"\s*$|\s*[^\w\s]|\n| (?:or|and|nor|because|since|not|but|rather|instead|over)\b", re.IGNORECASE
-)
 
 _UNITS = [
     "zero",
@@ -223,126 +128,34 @@ def parse_choice(text: str, options: Sequence[str]) -> str | None:
 
     What is denied, or only a reason, does not count. `A` before a word in small letters is an article.
     """
-    clean = unicodedata.normalize("NFKC", text)
-    for pattern, instead in _PLAIN:
-        clean = re.sub(pattern, instead, clean, flags=re.IGNORECASE)
-    clean = clean.strip()
-    if alone := re.fullmatch(r"\W*([A-Za-z])(?!\+)\W*", clean):
-        named = {alone.group(1).upper()}
-    else:
-        named = _options_named(clean, options)
+    named = options_named(text, _wordings(options), len(options))
     letter = next(iter(named)) if len(named) == 1 else ""
     return letter if letter and letter in LETTERS[: len(options)] else None
 
 
-def _options_named(clean: str, options: Sequence[str]) -> set[str]:
-    words: list[str] = []
-
-    def token(found: re.Match[str]) -> str:
-        words.append(found.group())
-        return f"\u27ea{found.lastgroup}{len(words) - 1}\u27eb"
-
-    text = re.sub(_wordings(options), token, re.sub("[\u27ea\u27eb]", " ", clean))
-    if alone := _WORDS_ALONE.fullmatch(text):
-        return {alone.group("words")}
-    marked = re.sub(r"\u27ea[A-Z](\d+)\u27eb", lambda found: words[int(found.group(1))], _marked(text, len(options)))
-    return _settled(_without_reasons(marked))
-
-
 def _wordings(options: Sequence[str]) -> str:
     """Pattern of any option's words, an article before them or not; the group that matched is its letter."""
-    spoken = [("-" if re.match(r"\s*[-\u2212]\s*\d", option) else "", *plain_words(option)) for option in options]
-    bare = [
-        (sign, *(words[1:] if words[0] in ("a", "an", "the") and words[1:] else words))
-        for sign, *words in spoken
-        if words
-    ]
-    if len(bare) < len(spoken) or len(set(bare)) < len(bare):
-        bare = spoken
+    spoken = [_sign_and_words(option) for option in options]
+    bare = [(sign, *(words[1:] if words[1:] and words[0] in _ARTICLES else words)) for sign, *words in spoken]
+    article = r"(?:\b(?-i:A(?= [a-z])|an?|An|[Tt]he)\s+)?"
+    if len(set(bare)) < len(bare):
+        bare, article = spoken, ""
     patterns: list[tuple[int, str]] = []
     for letter, (sign, *words) in zip(LETTERS, bare, strict=False):
         if not words or bare.count((sign, *words)) > 1 or re.fullmatch(r"[a-z]", "".join(words)):
             continue
         joined = r"\W*".join(map(re.escape, words))
-        guard = r"(?<![\w.,-])" if words[0][0].isdigit() else r"(?<![A-Za-z0-9])"
-        article = "" if bare is spoken else r"(?:\b(?-i:A(?= [a-z])|an?|An|[Tt]he)\s+)?"
-        patterns.append((len(joined), rf"(?P<{letter}>{article}{guard}{sign}{joined}(?![A-Za-z0-9]|[.,]\d))"))
+        before = r"(?<![\w.,-])" if words[0][0].isdigit() else r"(?<![A-Za-z0-9])"
+        after = r"(?![A-Za-z0-9]|[.,]\d)"
+        if words == ["no"]:
+            after += r"(?! (?!because|since)\w)"  # `no` before a word is no answer
+        patterns.append((len(joined), rf"(?P<{letter}>{article}{before}{sign}{joined}{after})"))
     longest_first = [pattern for _, pattern in sorted(patterns, reverse=True)]
     return rf"(?i:{'|'.join(longest_first) or '(?!)'})"
 
 
-def _marked(text: str, num_options: int) -> str:
-    """The text with \u27e8B\u27e9 where option B is named: `(b)`, `B`, `answer: b`, `B. Blue`, `it is blue`."""
-    text = _WORDS_AFTER_CUE.sub(lambda found: found.group(1) + _mark(found.group("words")), text)
-    text = _BRACKETED.sub(lambda found: _mark(found.group(1)), text)
-    is_pronoun = num_options <= LETTERS.index("I")
-    text = _CAPITAL.sub(lambda found: "I" if found.group() == "I" and is_pronoun else _mark(found.group(1)), text)
-    if first := _FIRST.match(text):
-        text = f"{_mark(first.group(1))}{text[first.end() :]}"
-    for pattern in (_FOLLOWS_CUE, _JOINED):
-        text = pattern.sub(lambda found: found.group(1) + _mark(found.group(2)), text)
-    for pattern in (_LETTER_THEN_WORDS, _WORDS_THEN_LETTER):
-        text = pattern.sub(_both, text)
-    return text
-
-
-def _mark(letter: str) -> str:
-    return f"\u27e8{letter.upper()}\u27e9"
-
-
-def _both(found: re.Match[str]) -> str:
-    """A letter and the words beside it: one option if they agree, else two."""
-    letter, words = found.group("letter"), found.group("words")
-    return _mark(letter) if words == letter else f"{_mark(letter)} and {_mark(words)}"
-
-
-def _without_reasons(marked: str) -> str:
-    """Without what follows `because` or, after an option, `Explanation:`, save other options that may be right too."""
-
-    def alternatives(found: re.Match[str]) -> str:
-        return " ".join(_ALTERNATIVE.findall(found.group()))
-
-    text = _REASON.sub(alternatives, marked)
-    explanation = _EXPLANATION.search(text)
-    if (
-        explanation is None
-        or not _MENTION.search(text[: explanation.start()])
-        or re.search(_ANSWER, explanation.group())
-    ):
-        return text
-    return f"{text[: explanation.start()]}{alternatives(explanation)}"
-
-
-def _settled(text: str) -> set[str]:
-    """Letters that a marked text is left with: from the last verdict on, else all if one is put as an answer."""
-    standing = _standing(text)
-    if not standing:
-        return set()
-    verdicts = [cue.end() for cue in _VERDICT.finditer(text) if cue.end() <= standing[-1].start()]
-    for start in reversed(verdicts):
-        later = [mention for mention in standing if mention.start() >= start]
-        if not re.search(r"[.;!?]", text[start : later[0].start()]):
-            return {mention.group(1) for mention in later}
-    leads = {cue.end() for cue in _LEADS_TO.finditer(text)}
-    is_label = _OPENING.fullmatch(text, 0, standing[0].start()) and _LABEL_ENDS.match(text, standing[0].end())
-    if is_label or any(one.start() in leads or _CONFIRMS.match(text, one.end()) for one in standing):
-        return {mention.group(1) for mention in standing}
-    return set()
-
-
-def _standing(text: str) -> list[re.Match[str]]:
-    """Mentions that their clause does not deny."""
-    standing: list[re.Match[str]] = []
-    ends = [end.end() for end in _CLAUSE_END.finditer(text)]
-    for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
-        mentions = list(_MENTION.finditer(text, start, end))
-        if not mentions:
-            continue
-        denials = list(_DENIAL.finditer(text, start, end))
-        is_left = not any(not denial.group("ahead") and denial.start() > mentions[-1].start() for denial in denials)
-        first_denial = min((denial.start() for denial in denials), default=end)
-        standing += [mention for mention in mentions if is_left and mention.start() < first_denial]
-    return standing
+def _sign_and_words(option: str) -> tuple[str, ...]:
+    return ("-" if re.match(r"\s*[-\u2212]\s*\d", option) else "", *plain_words(option))
 
 
 def parse_number(text: str) -> float | None:

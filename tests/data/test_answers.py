@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.answers import answer_text, parse_choice, parse_number, parse_spans, plain_words, unlabelled_options
+from data.answers import LETTERS, answer_text, parse_choice, parse_number, parse_spans, plain_words, unlabelled_options
 
 COLORS = ("Blue", "Red", "Green", "A person walks")
 
@@ -89,6 +89,7 @@ def test_an_article_is_no_option() -> None:
 
 
 SCENE = ("Red", "Blue", "Green", "A person walks")
+MAN = ("The man leaves", "The man sits down", "The man opens the door", "The man is not visible")
 TEN_THINGS = tuple(f"thing {place}x" for place in range(10))
 
 
@@ -292,6 +293,29 @@ TEN_THINGS = tuple(f"thing {place}x" for place in range(10))
         "B is correct, C is incorrect",
         "\u6b63\u786e\u7b54\u6848\u662fB",
         "The answer is b, not c",
+        "B definitely",
+        "B it is",
+        "Of course B",
+        "Hmm, B",
+        "Sure, B",
+        "Well, B",
+        "i think b",
+        "Blue, not Green",
+        "Blue because the green one is gone",
+        "The answer is Blue since green is absent.",
+        "B. No other option fits.",
+        "The answer is B. None of the others fit.",
+        "The answer is B. The others are wrong.",
+        "B - the car is not red",
+        "B. The car is not red.",
+        "B, the car is not red",
+        "B: the car is not red",
+        "The correct answer is not A but B",
+        "The answer is not A, C or D, so B",
+        "B. Reason: C is wrong",
+        "The final answer is: $\\boxed{\\text{B. Blue}}$",
+        "=> B",
+        "I'm going with B.",
     ],
 )
 def test_responses_that_settle_on_b(response: str) -> None:
@@ -454,6 +478,34 @@ def test_responses_that_settle_on_b(response: str) -> None:
         "\u9009B\u6216C",
         "\u4e0d\u9009B",
         "B\u662f\u9519\u7684",
+        "Blue/Green",
+        "Blue, Green",
+        "Blue? Or green",
+        "B. Alternatively Green",
+        "All but B",
+        "I refuse to pick B",
+        "The least likely is B",
+        "The answer is B, which is wrong",
+        "Option B? No.",
+        "The answer is B? No.",
+        "Anything but B",
+        "It is anything but blue",
+        "B? No.",
+        "The answer is Blue. Green is also possible.",
+        "Blue or maybe green",
+        "Blue (or Green)",
+        "B... no, C",
+        "B vs C",
+        "B (70%), C (30%)",
+        "It's either B or it's C",
+        "The answer is B (possibly C)",
+        "B is correct. C is correct.",
+        "The wrong answer is B",
+        "Everything except B",
+        "B is less likely than C",
+        "Options: A, B, C, D",
+        "The answer is one of A, B, C, D",
+        "The answer is B, though it might be C",
     ],
 )
 def test_responses_that_settle_on_nothing(response: str) -> None:
@@ -677,10 +729,89 @@ def test_an_option_that_starts_with_an_article(response: str) -> None:
         (("Red", "Blue"), "B B", "B"),
         (("Red", "Blue"), "B, B", "B"),
         (("Red", "Blue"), "b b", None),
+        (("Yes", "No"), "Yes, there is no red car", "A"),
+        (("Yes", "No"), "No, there is not", "B"),
+        (("Yes", "No"), "The answer is no because it left", "B"),
+        (("Yes", "No"), "B) No, because A is wrong", "B"),
+        (("Yes", "No"), "No way", None),
+        (MAN, "B. The man sits down on a chair.", "B"),
+        (MAN, "The answer is B. The man sits down on a chair.", "B"),
+        (MAN, "B. The man sits down is wrong", None),
+        (MAN, "B. The man sits down never happens", None),
+        (MAN, "B. The man sits down cannot be right", None),
+        (MAN, "B) The man sits down and looks around", "B"),
+        (MAN, "A. The man sits down on a chair", None),
+        (MAN, "The man sits down on a chair", None),
+        (MAN, "Based on the video, the man sits down, which corresponds to option B.", "B"),
+        (
+            MAN,
+            "A. The man leaves - Incorrect.\nB. The man sits down - Correct.\n\nSo the answer is B. The man sits down.",
+            "B",
+        ),
+        (
+            MAN,
+            "The correct answer is B.\n\n**Explanation:**\n- A is incorrect because he stays.\n- C is not shown.",
+            "B",
+        ),
+        (MAN, "The answer is D. The man is not visible in the video.", "D"),
+        (MAN, "The man is not visible", "D"),
+        (MAN, "It is D, the man is not visible", "D"),
     ],
 )
 def test_other_options(options: tuple[str, ...], response: str, letter: str | None) -> None:
     assert parse_choice(answer_text(response), options) == letter
+
+
+FRAGMENT_TEXTS = (
+    "A|B|(C)|b|the answer is|not|or|and|Blue|green|.|,|?|is|wrong|no|\n|because|option|it is|Explanation:|2|-3|<b>"
+    "|\u27e8B\u27e9|\u27eaA0\u27eb|\u27eaA9\u27eb"
+)
+FRAGMENTS = st.sampled_from(FRAGMENT_TEXTS.split("|"))
+
+
+@given(st.lists(st.text(max_size=12) | FRAGMENTS, min_size=2, max_size=26), st.lists(FRAGMENTS, max_size=12))
+def test_any_options_can_be_named_by_their_letters(options: list[str], fragments: list[str]) -> None:
+    assert [parse_choice(LETTERS[place], options) for place in range(len(options))] == list(LETTERS[: len(options)])
+    assert parse_choice(" ".join(fragments), options) in (None, *LETTERS[: len(options)])
+
+
+@pytest.mark.parametrize(
+    "between", [" or ", " and ", ", ", "/", "; ", " & ", ". Or ", ". It could also be ", "\n", " + "]
+)
+@pytest.mark.parametrize("before", ["", "The answer is ", "Answer: ", "I think it is ", "Either ", "Option "])
+@pytest.mark.parametrize(("one", "other"), [("B", "C"), ("(B)", "(C)"), ("Blue", "Green"), ("B. Blue", "C. Green")])
+def test_two_standing_options_are_none(before: str, one: str, between: str, other: str) -> None:
+    assert parse_choice(f"{before}{one}{between}{other}", SCENE) is None
+    assert parse_choice(f"{before}{other}{between}{one}.", SCENE) is None
+
+
+@pytest.mark.parametrize("named", ["B", "(B)", "option B", "**B**", "Blue", "B. Blue", "(B) Blue"])
+@pytest.mark.parametrize(
+    "denial",
+    [
+        "The answer is not {}",
+        "The answer isn't {}.",
+        "It is not {}",
+        "It can't be {}",
+        "I don't think it is {}",
+        "I would not choose {}",
+        "I would never pick {}",
+        "{} is wrong",
+        "{} is not correct.",
+        "{} isn't the answer",
+        "{} cannot be right",
+        "Neither {} nor the rest",
+        "Not {}",
+        "It is false that the answer is {}",
+        "I doubt that it is {}",
+        "{} can be ruled out",
+        "{} is eliminated",
+        "All options except {}",
+        "{}? No.",
+    ],
+)
+def test_a_denied_option_is_none(denial: str, named: str) -> None:
+    assert parse_choice(denial.format(named), SCENE) is None
 
 
 def test_thinking_is_not_the_answer() -> None:
