@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bench.gradient import distance
 from bench.steps import Step, Work, medians, opened, response_lengths, run_step
 from configs.schema import RunConfig
 
@@ -21,8 +22,8 @@ def compare(
     """Run schedules `repeats` times each after one warm-up; medians of seconds, and the gradient's distance.
 
     Returns:
-        `arms.<schedule>`: `step_s`, `rollout_s`, `train_s` (reference and actor, wherever they ran), `train_tokens`,
-        `naive_tokens`, `peak_bytes`, `hidden_s`, `grad_rel_err` (to the first arm).
+        `arms.<schedule>`: `step_s` and each `<phase>_phase_s` of it; `train_s` (reference and actor, wherever they
+        ran), `train_tokens`, `naive_tokens`, `peak_bytes`, `hidden_s`, `grad_rel_err` (to the first arm).
     """
     results: dict[str, dict[str, float]] = {}
     gradients: dict[str, torch.Tensor] = {}
@@ -36,8 +37,7 @@ def compare(
 
             run_step(runtime, work, inspect=keep_gradient)
             results[arm] = medians([_numbers(run_step(runtime, work)) for _ in range(repeats)])
-            error = (gradients[arm] - gradients[arms[0]]).norm() / gradients[arms[0]].norm()
-            results[arm]["grad_rel_err"] = float(error)
+            results[arm]["grad_rel_err"] = distance(gradients[arm], gradients[arms[0]])["grad_rel_err"]
     shape = {
         "groups": config.rl.groups_per_step,
         "group_size": config.rl.group_size,
@@ -65,7 +65,7 @@ def _numbers(step: Step) -> dict[str, float]:
     stats = step.stats
     return {
         "step_s": sum(step.phase_s.values()),
-        "rollout_s": step.phase_s["rollout"],
+        **{f"{phase}_phase_s": seconds for phase, seconds in step.phase_s.items()},
         "train_s": sum(value for name, value in stats.items() if name.startswith("time/job_")),
         "train_tokens": stats["tokens/trained"],
         "naive_tokens": stats["tokens/naive"],

@@ -74,7 +74,7 @@ class Step:
     group_ended_s: dict[int, float]
     """When each group's last response ended, since the step began (s)."""
     job_s: dict[str, float]
-    """Job time by `place/kind`; the places are `beside` decode steps, `idle` while nothing decodes, `after` (s)."""
+    """Job time by `place/kind`, as in `runtime.window.WindowStats.seconds` (s)."""
     stats: dict[str, float]
     """`Rollplex.stats()`."""
 

@@ -61,7 +61,7 @@ class Progress:
     best: dict[str, Any] | None = None
     """`step` and `success` of the best evaluation so far."""
     totals: dict[str, float] = field(default_factory=dict)
-    """Sums over the run so far: `wall_s`, and of reinforcement learning `tokens/*` and `window/*`."""
+    """Sums over the run so far: `wall_s`, and of reinforcement learning `tokens/*` and the seconds in `window/*`."""
 
     @property
     def name(self) -> str:
