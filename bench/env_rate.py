@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.schema import EnvConfig
 from envs.pool import EnvPool
-from envs.registration import ONE_PER_PROCESS, Episode, make_env
+from envs.registration import Episode, make_env, num_processes
 
 
 def measure(env_id: str, seconds: float, **options: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def measure_bare(config: EnvConfig, seconds: float) -> dict[str, Any]:
     Returns: steps_per_s (over all processes).
     """
     spawn = multiprocessing.get_context("spawn")
-    count = config.num_envs if config.id in ONE_PER_PROCESS else min(config.workers, config.num_envs)
+    count = num_processes(config)
     barrier, rates = spawn.Barrier(count), spawn.SimpleQueue()
     processes = [
         spawn.Process(target=_step_bare, args=(config, range(first, config.num_envs, count), seconds, barrier, rates))

@@ -72,12 +72,10 @@ class EnvProcess:
         self._memory_fd = -1
         self._unpacker = server.new_unpacker()
         target, options = resolve(config)
-        paths = [
-            *(path or os.getcwd() for path in sys.path),
-            os.getcwd(),
-        ]  # run.py may lie elsewhere than the user's class
+        ours = [path or os.getcwd() for path in sys.path]
         if config.python or config.address:  # its own packages come from its own places
-            paths = [str(Path(__file__).resolve().parents[1]), os.getcwd()]
+            ours = [str(Path(__file__).resolve().parents[1])]
+        paths = [*ours, os.getcwd()]  # run.py may lie elsewhere than the user's class
         setup = {"version": server.VERSION, "env": target, "options": options, "slots": self.slots, "paths": paths}
         try:
             msgpack.packb(setup)

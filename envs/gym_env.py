@@ -84,7 +84,7 @@ class GymEnv(VideoEnv[np.ndarray]):
         os.environ.setdefault("PYGLET_HEADLESS", "1")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         try:
-            source = str(find_spec(self._id).entry_point)
+            source = str(registered_spec(self._id).entry_point)
             if "mujoco" in source or "gymnasium_robotics" in source:
                 prepare_mujoco()
                 kwargs = {"width": self._size, "height": self._size, **kwargs}
@@ -188,7 +188,7 @@ class GymEnv(VideoEnv[np.ndarray]):
         self.world.close()
 
 
-def find_spec(env_id: str) -> Any:
+def registered_spec(env_id: str) -> Any:
     """gymnasium's record of an id, for which packages that register ids are imported.
 
     Raises:

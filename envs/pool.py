@@ -28,7 +28,7 @@ from jaxtyping import UInt8
 from configs.errors import UserError
 from configs.schema import EnvConfig
 from envs.client import EnvProcess, ServerGone, Task
-from envs.registration import ONE_PER_PROCESS, Episode
+from envs.registration import Episode, num_processes
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class EnvPool:
         self._finished: dict[int, EnvResult] = {}
         self._workers: list[EnvProcess] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._workers)  # also at exit
-        count = config.num_envs if config.id in ONE_PER_PROCESS else min(config.workers, config.num_envs)
+        count = num_processes(config)
         try:
             for index in range(count):
                 self._workers.append(EnvProcess(config, range(index, config.num_envs, count)))

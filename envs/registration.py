@@ -64,6 +64,11 @@ def resolve(config: EnvConfig) -> tuple[str, dict[str, Any]]:
     return target, config.options
 
 
+def num_processes(config: EnvConfig) -> int:
+    """Processes that an environment's slots are spread over (count)."""
+    return config.num_envs if config.id in ONE_PER_PROCESS else min(config.workers, config.num_envs)
+
+
 def make_env(config: EnvConfig) -> VideoEnv:
     """The environment `config.id` with `config.options`, in this process.
 

@@ -143,23 +143,16 @@ def test_what_people_have_decodes_to_the_same_frames_whichever_decoder_there_is(
     assert np.array_equal(without.frames, clip.frames)
 
 
+OPEN_GOP = {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"}
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "options", "decoder"),
     [
         ("closed.mp4", "libx264", {"preset": "medium", "g": "12"}, "decord"),
         ("closed.mkv", "libx264", {"preset": "medium", "g": "12"}, "decord"),
-        (
-            "open.mp4",
-            "libx264",
-            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
-            "pyav",
-        ),
-        (
-            "open.mkv",
-            "libx264",
-            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
-            "pyav",
-        ),
+        ("open.mp4", "libx264", OPEN_GOP, "pyav"),
+        ("open.mkv", "libx264", OPEN_GOP, "pyav"),
         ("x265.mp4", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
         ("x265.mkv", "libx265", {"preset": "medium", "x265-params": "keyint=12:log-level=none"}, "pyav"),
         ("divx.mp4", "mpeg4", {"g": "12", "bf": "2"}, "pyav"),
@@ -171,12 +164,7 @@ def test_what_people_have_decodes_to_the_same_frames_whichever_decoder_there_is(
         ("b.mpg", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
         ("a.vob", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
         ("a.ts", "libx264", {"preset": "medium", "g": "12"}, "pyav"),
-        (
-            "open.ts",
-            "libx264",
-            {"preset": "medium", "g": "12", "x264-params": "open-gop=1:scenecut=0:b-adapt=0"},
-            "pyav",
-        ),
+        ("open.ts", "libx264", OPEN_GOP, "pyav"),
         ("dvb.ts", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
         ("long.ts", "libx264", {"preset": "medium", "g": "48"}, "pyav"),
         ("dvd.avi", "mpeg2video", {"g": "12", "bf": "2"}, "pyav"),
