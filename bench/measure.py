@@ -149,9 +149,9 @@ class Bench:
         return len(self.work.prompts) if arm.share else self.part
 
     def step(self, arm: Arm) -> Step:
-        """A step in which every clip goes through a frozen vision tower again, as new ones would."""
-        if self.runtime.vision is not None:
-            self.runtime.vision.clear()
+        """A step in which every clip goes through the vision tower again, as new ones would."""
+        for model in filter(None, (self.runtime.actor, self.runtime.updater.reference)):
+            self.runtime.vision.forget(model.tower)
         trained = self.trained(arm)
         return run_step(
             self.runtime,
@@ -190,7 +190,7 @@ class Bench:
         return result | ({"scaled_from_groups": trained} if trained < groups else {})
 
     def _prefix_s(self) -> float:
-        """The actor's forward of one group's prompts, alone on the device and without a frozen vision tower (s)."""
+        """The actor's forward of one group's prompts, alone on the device and without the vision tower (s)."""
         runtime, prompt = self.runtime, self.work.prompts[0]
         work = GroupWork(runtime.config.rl.group_size, runtime.packing)
         work.prompts = [[prompt] for _ in work.prompts]

@@ -185,7 +185,7 @@ class RuntimeConfig:
     window_sms: Annotated[int, Field(ge=0)] = 0
     """Multiprocessors of a GPU set apart for window work; 0 lets a low-priority stream share them all (count)."""
     vision_cache_bytes: Bytes = 256 << 20
-    """Memory for vision features of a frozen tower, each clip's computed once (bytes)."""
+    """Memory for vision features, each clip's computed once while it holds them; past it, again (bytes)."""
     doctor: bool = True
     """Compare vLLM with the trainer on a few prompts before the first step, and stop where they differ."""
     trace: bool = False

@@ -64,18 +64,20 @@ CERTAIN = 0.02
 
 
 def examine(runtime: Rollplex, prompts: Sequence[Prompt]) -> list[Examined]:
-    """Put prompts through both sides, as pixels and, where the run does so, as features of a frozen tower."""
+    """Put prompts through both sides, as pixels and as features of the trainer's tower."""
     found: list[Examined] = []
     others = [_with_other_videos(prompt) for prompt in prompts]
     as_pixels = _ask(runtime, [*prompts, *others], as_features=False)
-    as_features = _ask(runtime, prompts, as_features=True) if runtime.vision is not None else []
+    as_features = _ask(runtime, prompts, as_features=True)
     for place, (prompt, other) in enumerate(zip(prompts, others, strict=True)):
         held, response = as_pixels[place]
         logprobs = _trainer_logprobs(runtime, prompt, response)
         replaced = _trainer_logprobs(runtime, other, response)
-        diffs = [_difference(logprobs, torch.tensor(response.behaviour_logprobs))]
-        for _, again in as_features[place : place + 1]:
-            diffs.append(_difference(_trainer_logprobs(runtime, prompt, again), torch.tensor(again.behaviour_logprobs)))
+        again = as_features[place][1]
+        diffs = [
+            _difference(logprobs, torch.tensor(response.behaviour_logprobs)),
+            _difference(_trainer_logprobs(runtime, prompt, again), torch.tensor(again.behaviour_logprobs)),
+        ]
         found.append(
             Examined(
                 num_tokens=len(prompt.token_ids),
@@ -105,8 +107,8 @@ def _ask(runtime: Rollplex, prompts: Sequence[Prompt], *, as_features: bool) -> 
     responses: dict[TurnKey, Response] = {}
     for place, prompt in enumerate(prompts):
         features = None
-        if as_features and runtime.vision is not None:
-            features = [runtime.vision.features(item) for item in prompt.media]
+        if as_features:
+            features = [runtime.vision.features(runtime.actor.tower, item) for item in prompt.media]
         # The same seed for a prompt and its twin with other videos: then equal distributions give equal tokens.
         sampling = Sampling(rollout.max_tokens, rollout.temperature, seed=0)
         engine.submit(TurnKey(place, 0, 0), prompt, sampling, features)

@@ -1,9 +1,8 @@
-"""Kernels of the trainer's layers: attention of packed rows and of windows, and fused layers on CUDA.
+"""Kernels of the trainer's language layers: attention of packed rows, and fused layers on CUDA.
 
 `plain` is what Hugging Face runs: its own modules, SDPA, a dense mask where a row is packed. `fused` takes
 liger-kernel's norms, rotary embedding and SwiGLU, cuDNN's attention where a row is plain causal and FlexAttention where
-it is not. Both compute the same function. On CUDA the vision tower's windows go through in batches. Knows nothing of
-trees: a mask is two lists of segments and who sees whom.
+it is not. Both compute the same function. Knows nothing of trees: a mask is two lists of segments and who sees whom.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ BLOCK = 128
 
 ATTENTION = "rollplex"
 """Name of our attention among those of Hugging Face."""
-
-WINDOW_ATTENTION = "rollplex_flash_windows"
-"""Name of the tower's; a name with `flash` in it is called once with all windows instead of once for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,39 +162,3 @@ def _backends() -> list[Any]:
 
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return order if torch.are_deterministic_algorithms_enabled() else [SDPBackend.CUDNN_ATTENTION, *order]
-
-
-def batch_windows(tower: Any) -> None:
-    """Have a vision tower attend to windows of one length at once; Hugging Face takes them one by one."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(WINDOW_ATTENTION, _window_attention)
-    tower.config._attn_implementation = WINDOW_ATTENTION
-
-
-def _window_attention(
-    _module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    scaling: float,
-    cu_seq_lens_q: Tensor,
-    **_kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention within windows, (1, head, token, head_dim) in, (1, token, head, head_dim) out.
-
-    Args:
-        cu_seq_lens_q: where each window begins, and where the last one ends.
-    """
-    starts = cu_seq_lens_q[:-1]
-    lengths = cu_seq_lens_q.diff()
-    outputs, places = [], []
-    for length in sorted(set(lengths.tolist()) - {0}):
-        index = (starts[lengths == length][:, None] + torch.arange(length, device=starts.device)).flatten()
-        q, k, v = (tensor[0][:, index].unflatten(1, (-1, length)).transpose(0, 1) for tensor in (query, key, value))
-        output = F.scaled_dot_product_attention(q, k, v, scale=scaling)
-        outputs.append(output.transpose(1, 2).flatten(0, 1))
-        places.append(index)
-    order = torch.cat(places)
-    return torch.cat(outputs)[order.argsort()][None], None

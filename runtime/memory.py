@@ -180,7 +180,6 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
     shards = world_size if config.runtime.zero_stage else 1
     reference = shape.trainable * shape.item_bytes if config.rl.kl_coef else 0  # a frozen tower is the actor's
     boundaries, activations = _working_set(config, shape, world_size)
-    features = 0 if config.train.vision_tower == "trained" else config.runtime.vision_cache_bytes
     held: dict[Phase, Residency] = {**work, "rollout": "HBM"} if config.runtime.reuse_prefill else work
     buffers = (
         Buffer("weights", shape.parameters * shape.item_bytes, everywhere, "model.path (a smaller model)"),
@@ -189,7 +188,7 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
         Buffer("gradients", 4 * shape.trainable, everywhere, "train.vision_tower=frozen"),
         Buffer("optimizer", 12 * shape.trainable // shards, step, "runtime.offload_optimizer=true, or more ranks"),
         Buffer("boundaries", boundaries, held, "runtime.boundary_budget_bytes"),
-        Buffer("vision_features", features, everywhere, "runtime.vision_cache_bytes"),
+        Buffer("vision_features", config.runtime.vision_cache_bytes, everywhere, "runtime.vision_cache_bytes"),
         Buffer("activations", activations, work, "runtime.microbatch_tokens"),
         Buffer("logits", shape.logits_bytes(config.runtime.microbatch_tokens), work, "runtime.microbatch_tokens"),
     )

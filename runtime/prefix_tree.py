@@ -168,7 +168,6 @@ class Encoding:
     keep: Keep
     rotary: Rotary
     mask: Any
-    embedded: Tensor | None = None
     layers: list[_Layer] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
@@ -211,9 +210,8 @@ def encode(
     """
     encoding = _begin(model, row, model.version, keep)
     first_graph = 0 if keep == "graph" else model.num_layers - graph_layers
-    with torch.set_grad_enabled(keep == "graph"):
+    with torch.no_grad():
         hidden = _embed(model, row)
-    encoding.embedded = hidden if keep == "graph" else None
     for index in range(model.num_layers if row.num_tokens else 0):
         yield
         _check_fresh(model, [encoding, *context])
@@ -371,12 +369,11 @@ def backward(
         hidden_gradient = _backward_layer(model, encoding, index, layer, hidden_gradient, context, sink)
         yield
     if hidden_gradient is not None and model.embed_parameters:
-        embedded = _embed(model, encoding.row) if encoding.embedded is None else encoding.embedded
+        embedded = _embed(model, encoding.row)
         gradients = torch.autograd.grad(
             embedded, model.embed_parameters, hidden_gradient.to(embedded.dtype), allow_unused=True
         )
         sink.add(model.embed_parameters, gradients)
-    encoding.embedded = None
 
 
 def _backward_layer(

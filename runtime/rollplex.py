@@ -88,9 +88,7 @@ class Rollplex:
         self.trainer = Trainer(model, config.train, config.runtime)
         self._gathered.enter_context(self.trainer.gathered())
         self.ledger = Ledger()
-        self.vision: VisionCache | None = None
-        if not train_tower:
-            self.vision = VisionCache(model.model.visual, config.runtime.vision_cache_bytes, self.ledger)
+        self.vision = VisionCache(config.runtime.vision_cache_bytes, self.ledger)
         self.actor = SplitVLM(model, vocabulary, config.rollout.temperature, self.vision)
         self.updater = Updater(
             self.actor, self.trainer.gradients, self.shape, self.ledger, config.runtime.boundary_budget_bytes
@@ -247,12 +245,10 @@ class Rollplex:
             work.prompts[key.rollout].append(prompt)
             self._compose(work)
 
-    def _features(self, prompt: Prompt) -> list[torch.Tensor] | None:
-        """A frozen tower's features of the prompt's media; None where the engine's own tower sees them."""
-        if self.vision is None:
-            return None
+    def _features(self, prompt: Prompt) -> list[torch.Tensor]:
+        """Features of the prompt's media, the same ones that the actor uses."""
         with self.lane.work("rollout/vision"):
-            features = [self.vision.features(item) for item in prompt.media]
+            features = [self.vision.features(self.actor.tower, item) for item in prompt.media]
         self.lane.join()  # decode reads them on its own stream
         return features
 
@@ -450,6 +446,8 @@ class Rollplex:
         self.policy_version += 1
         self.actor.version = self.policy_version
         self.updater.prefills.drop()
+        if self.actor.trains_tower:
+            self.vision.forget(self.actor.tower)
         if self._engine is not None:
             self._engine.publish(self.policy_version)
 
@@ -457,13 +455,14 @@ class Rollplex:
         """Freeze the reference: the actor's weights as they are now."""
         model = self.trainer.engine.module
         if self.updater.reference is None:
-            tower = model.model.visual
-            shared = {} if self.vision is None else {id(tower): tower}  # a frozen tower is the actor's and reference's
+            tower = self.actor.tower
+            shared = {} if self.actor.trains_tower else {id(tower): tower}  # a frozen one is the reference's too
             frozen = copy.deepcopy(model, memo=shared)
         else:
             frozen = self.updater.reference.model
         frozen.load_state_dict(model.state_dict())
         frozen.requires_grad_(False)
+        self.vision.forget(frozen.model.visual)
         actors = set(model.parameters())
         own = [parameter for parameter in frozen.parameters() if parameter not in actors]
         if self.updater.reference is None:
@@ -569,12 +568,12 @@ class Rollplex:
         self._sleep()
         with self._scattered(), self._optimizer_room():
             self.trainer.load(folder, weights_only=weights_only)
-        if self.vision is not None:
-            self.vision.clear()
+        self.vision.forget(self.actor.tower)
         if self.config.rl.kl_coef > 0 and not weights_only:
             self.start_rl()
             assert self.updater.reference is not None
             self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))
+            self.vision.forget(self.updater.reference.tower)
             if self._reference_copy is not None:
                 self._reference_copy.refresh()
         self.policy_version = self.actor.version = state["policy_version"]

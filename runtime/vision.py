@@ -1,7 +1,9 @@
-"""Vision features of clips, computed once for rollout, reference and actor.
+"""Vision features of clips, computed once for each vision tower: for rollout and actor, and for the reference with them
+where it has the same tower.
 
-With a frozen tower a clip's features depend on the clip alone, so they are kept under a byte budget, least recently
-used first out. Each clip goes through the tower by itself: its features do not depend on what is asked for with it.
+A clip's features depend on the clip and the tower's weights alone, so they are kept under a byte budget until those
+weights change, least recently used first out. Each clip goes through the tower by itself: its features do not depend on
+what is asked for with it.
 """
 
 from __future__ import annotations
@@ -13,58 +15,60 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.transfer import on_device
 from data.types import Media
 from runtime.memory import Ledger
+from runtime.tower import run_tower
+
+_Key = tuple[Any, str]
+"""A tower, and the content hash of a clip."""
 
 
 class VisionCache:
-    """Features of a frozen vision tower by content hash.
+    """Features of clips by tower and content hash.
 
     Args:
-        tower: the model's vision tower, in the dtype that features are wanted in.
         budget: most bytes kept; a clip that does not fit is computed whenever it is asked for.
     """
 
-    def __init__(self, tower: Any, budget: int, ledger: Ledger) -> None:
-        self._tower = tower
+    def __init__(self, budget: int, ledger: Ledger) -> None:
         self._budget = budget
         self._ledger = ledger
-        self._kept: OrderedDict[str, tuple[Tensor, int]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[Tensor, int]] = OrderedDict()
         self._used = 0
         self.computed = 0
-        """Clips that went through the tower (count)."""
+        """Clips that went through a tower (count)."""
 
     @torch.no_grad()
-    def features(self, media: Media) -> Float[Tensor, "token hidden"]:
+    def features(self, tower: Any, media: Media) -> Float[Tensor, "token hidden"]:
         """A clip's features, one row for each of its placeholder tokens."""
-        if media.content_hash in self._kept:
-            self._kept.move_to_end(media.content_hash)
-            return self._kept[media.content_hash][0]
-        weight = next(self._tower.parameters())
-        pixels = on_device(media.pixel_values, weight.device).to(weight.dtype)
-        features: Tensor = self._tower(
-            pixels, grid_thw=torch.tensor([media.grid_thw], device=weight.device)
-        ).pooler_output
+        key = (tower, media.content_hash)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+        features = run_tower(tower, [media])
         self.computed += 1
-        self._keep(media.content_hash, features)
+        self._keep(key, features)
         return features
 
-    def _keep(self, key: str, features: Tensor) -> None:
-        size = features.numel() * features.element_size()
+    def _keep(self, key: _Key, features: Tensor) -> None:
+        size = _bytes(features)
         if size > self._budget:
             return
         while self._used + size > self._budget:
-            self._evict()
+            self._drop(next(iter(self._kept)))
         self._kept[key] = (features, self._ledger.lease("vision_features", size))
         self._used += size
 
-    def _evict(self) -> None:
-        features, lease = self._kept.popitem(last=False)[1]
+    def _drop(self, key: _Key) -> None:
+        features, lease = self._kept.pop(key)
         self._ledger.release(lease)
-        self._used -= features.numel() * features.element_size()
+        self._used -= _bytes(features)
 
-    def clear(self) -> None:
-        """Forget everything: the tower's weights have been replaced."""
-        while self._kept:
-            self._evict()
+    def forget(self, tower: Any) -> None:
+        """Drop a tower's features: its weights have been replaced."""
+        for key in [key for key in self._kept if key[0] is tower]:
+            self._drop(key)
+
+
+def _bytes(features: Tensor) -> int:
+    return features.numel() * features.element_size()

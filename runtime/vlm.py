@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from configs.errors import UserError
 from data.transfer import on_device
 from data.types import Media, Vocabulary
-from runtime.kernels import BranchMask, Kernels, batch_windows, best_kernels, use_kernels
+from runtime.kernels import BranchMask, Kernels, best_kernels, use_kernels
+from runtime.memory import Ledger
+from runtime.tower import run_tower, tune_tower
 from runtime.vision import VisionCache
 
 KeyValue = tuple[Tensor, Tensor]
@@ -54,7 +56,7 @@ class SplitVLM:
         model: a Hugging Face `*ForConditionalGeneration` with `model.visual` and `model.language_model`.
         vocabulary: what may be sampled; the rest gets probability 0, as in the rollout engine.
         temperature: divides the logits, as in the rollout engine.
-        vision: features of a frozen tower; None runs the tower with each row, so that gradients reach it.
+        vision: keeps features of clips; None keeps none.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class SplitVLM:
         self.model = model
         self.version = 0
         self.temperature = temperature
-        self.vision = vision
+        self.vision = vision or VisionCache(0, Ledger())
         self.text: Any = self.model.model.language_model
         self.tower: Any = self.model.model.visual
         self.head: Any = self.model.lm_head
@@ -75,6 +77,7 @@ class SplitVLM:
         self.log_dtype = torch.promote_types(self.dtype, torch.float32)
         self.mask = torch.zeros(self.head.weight.shape[0], dtype=self.log_dtype, device=self.device)
         self.mask[list(vocabulary.forbidden)] = float("-inf")
+        self.trains_tower = bool(_trainable([self.tower]))
         self.embed_parameters = _trainable([self.text.embed_tokens, self.tower])
         self.layer_parameters = [_trainable([layer]) for layer in self.text.layers]
         self.head_parameters = _trainable([self.text.norm, self.head])
@@ -103,12 +106,10 @@ class SplitVLM:
         return hidden[None]
 
     def _features(self, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:
-        if self.vision is not None:
-            return torch.cat([self.vision.features(item) for item in media])
-        pixels = on_device(torch.cat([item.pixel_values for item in media]), self.device).to(self.dtype)
-        grid = torch.tensor([item.grid_thw for item in media], device=self.device)
-        features: Tensor = self.tower(pixels, grid_thw=grid).pooler_output
-        return features
+        """Features of clips: as they are kept, or with a graph, where one is wanted, for which the tower runs again."""
+        if self.trains_tower and torch.is_grad_enabled():
+            return run_tower(self.tower, media)
+        return torch.cat([self.vision.features(self.tower, item) for item in media])
 
     def rotary(self, positions: Int[Tensor, "3 token"]) -> Rotary:
         """Rotary embedding of a row's positions."""
@@ -174,8 +175,7 @@ def load_vlm(model_dir: Path, dtype: torch.dtype, *, train_tower: bool, device: 
     else:
         model = _read(model_dir, dtype)
     model = model.to(device).eval()  # eval: no dropout; gradients do not depend on it
-    if device.type == "cuda":
-        batch_windows(model.model.visual)
+    tune_tower(model.model.visual)
     for parameter in model.model.visual.parameters():
         parameter.requires_grad_(train_tower)
     return model

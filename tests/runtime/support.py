@@ -5,7 +5,8 @@ The reference uses nothing of `runtime/` but the loading of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,19 +131,32 @@ def random_chain_group(
     return Group(index, tuple(rollouts))
 
 
+@contextmanager
+def stock_tower(model: Any) -> Iterator[None]:
+    """Inside, the vision tower is Hugging Face's own."""
+    tower = model.model.visual
+    attention, embed = tower.config._attn_implementation, vars(tower.patch_embed).pop("forward")
+    tower.config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        tower.config._attn_implementation, tower.patch_embed.forward = attention, embed
+
+
 def naive_logprobs(model: Any, vocabulary: Vocabulary, prompt: Prompt, response: Response) -> Tensor:
     """Log-probabilities of one response by one whole Hugging Face forward."""
     token_ids = torch.tensor([[*prompt.token_ids, *response.token_ids]], device=model.device)
     length, start = len(response.token_ids), len(prompt.token_ids)
     after = (prompt.next_position + torch.arange(length))[None].expand(3, -1)
-    logits = model(
-        input_ids=token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        position_ids=torch.cat([prompt.positions, after], dim=1)[:, None].to(model.device),
-        pixel_values_videos=torch.cat([item.pixel_values for item in prompt.media]).to(model.device, model.dtype),
-        video_grid_thw=torch.tensor([item.grid_thw for item in prompt.media], device=model.device),
-        use_cache=False,
-    ).logits[0]
+    with stock_tower(model):
+        logits = model(
+            input_ids=token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            position_ids=torch.cat([prompt.positions, after], dim=1)[:, None].to(model.device),
+            pixel_values_videos=torch.cat([item.pixel_values for item in prompt.media]).to(model.device, model.dtype),
+            video_grid_thw=torch.tensor([item.grid_thw for item in prompt.media], device=model.device),
+            use_cache=False,
+        ).logits[0]
     logits[:, list(vocabulary.forbidden)] = float("-inf")
     logprobs = logits.log_softmax(dim=-1)[start - 1 : start - 1 + length]
     return logprobs.gather(1, torch.tensor(response.token_ids, device=model.device)[:, None])[:, 0]

@@ -336,8 +336,7 @@ def test_a_new_version_drops_what_the_old_one_prefilled(runtime: Rollplex, model
     with torch.no_grad():
         for parameter in runtime.trainer.engine.module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.01)
-    if runtime.vision is not None:
-        runtime.vision.clear()
+    runtime.vision.forget(runtime.actor.tower)
     runtime._publish()
     assert not prefills.holds(row)
     assert runtime.ledger.used["boundaries"] == 0

@@ -50,8 +50,10 @@ def test_two_ranks_make_the_update_of_one(
     two = train_recorded(launcher, model_cache, tmp_path / "two.pt", groups, stage)
     for name, tensor in one["weights"].items():
         assert float((two["weights"][name] - tensor).abs().max()) <= 1e-6, name
-    for name in ("train/loss", "train/grad_norm", "tokens/trained", "tokens/naive"):
+    for name in ("train/grad_norm", "tokens/trained", "tokens/naive"):
         assert two["stats"][name] == pytest.approx(one["stats"][name], rel=1e-5, abs=1e-8), name
+    # Of terms of order 1, advantages that add up to 0, float32 leaves this much.
+    assert two["stats"]["train/loss"] == pytest.approx(one["stats"]["train/loss"], rel=1e-5, abs=1e-7)
     # k3 of a small difference is what cancellation leaves of it.
     assert two["stats"]["train/kl_sum"] == pytest.approx(one["stats"]["train/kl_sum"], rel=1e-3)
 

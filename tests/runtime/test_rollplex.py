@@ -328,7 +328,6 @@ def test_a_plan_that_does_not_fit_stops_before_the_model_loads(model_cache: Path
 
 def test_a_frozen_tower_sees_each_clip_once(model_cache: Path, policy: VLMPolicy) -> None:
     with make_runtime(model_cache, policy, run_config(vision_tower="frozen")) as runtime:
-        assert runtime.vision is not None
         prompts = prompts_of(policy, seed=0)
         stats = train(runtime, record(prompts, roll_out(runtime, prompts)))
         # Rollout, reference and actor; a group's first prompt is one clip.
@@ -339,6 +338,19 @@ def test_a_frozen_tower_sees_each_clip_once(model_cache: Path, policy: VLMPolicy
         assert runtime.updater.reference is not None
         assert runtime.updater.reference.tower is runtime.actor.tower
         assert runtime.ledger.used["reference"] == 4 * runtime.shape.trainable
+
+
+def test_a_trained_tower_sees_each_clip_once_a_version(model_cache: Path, policy: VLMPolicy) -> None:
+    with make_runtime(model_cache, policy, run_config(vision_tower="trained")) as runtime:
+        prompts = prompts_of(policy, seed=0)
+        for step in (1, 2):
+            before = runtime.vision.computed
+            stats = train(runtime, record(prompts, roll_out(runtime, prompts)))
+            # Rollout and actor share a version's features; the reference's tower is another and stays what it is.
+            assert runtime.vision.computed - before == GROUPS * (1 + SIZE) * (2 if step == 1 else 1)
+            assert stats["train/mismatch_logprob_max"] <= 1e-4
+            assert (stats["train/kl_sum"] == 0.0) == (step == 1)
+            assert stats["train/ratio_max"] == 1.0
 
 
 def stream(runtime: Rollplex, prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> None:

@@ -1,0 +1,121 @@
+"""Hugging Face's Qwen2.5-VL vision tower with less to do: the function that it computes is the same.
+
+Windows of one length attend at once, patches are embedded by one product, and what depends on the clips' grids alone is
+computed once for each. Knows nothing of caches, rows or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from data.transfer import on_device
+from data.types import Media
+
+WINDOW_ATTENTION = "rollplex_flash_windows"
+"""Name of our attention among Hugging Face's; one with `flash` in it is called once with all windows, not once each."""
+
+GRIDS_KEPT = 64
+"""Sets of clips' grids whose geometry is remembered (count)."""
+
+
+def tune_tower(tower: Any) -> None:
+    """Have a Hugging Face tower attend to windows of one length at once, and embed patches by a product."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(WINDOW_ATTENTION, _window_attention)
+    tower.config._attn_implementation = WINDOW_ATTENTION
+    tower.patch_embed.forward = MethodType(_embed_patches, tower.patch_embed)
+
+
+def run_tower(tower: Any, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:
+    """Features of clips, one row for each of their placeholder tokens, in order."""
+    weight = next(tower.parameters())
+    pixels = on_device(torch.cat([item.pixel_values for item in media]), weight.device).to(weight.dtype)
+    grids = tuple(item.grid_thw for item in media)
+    features: Tensor = tower(
+        pixels,
+        grid_thw=torch.tensor(grids),  # read on the host, and only there
+        **_geometry(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size, weight.device),
+    ).pooler_output
+    return features
+
+
+@lru_cache(maxsize=GRIDS_KEPT)
+def _geometry(
+    grids: tuple[tuple[int, int, int], ...], merge: int, window: int, patch: int, device: torch.device
+) -> dict[str, Any]:
+    """What the tower's forward would compute of its clips' grids: positions, windows and their longest."""
+    from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
+
+    grid = torch.tensor(grids)
+    index, windows = get_vision_window_index(grid, merge, window, patch)
+    frames = get_vision_cu_seqlens(grid)
+    return {
+        "position_ids": on_device(get_vision_position_ids(grid, merge), device),
+        "window_index": on_device(index, device),
+        "cu_window_seqlens": windows,
+        "max_window_seqlen": int(windows.diff().max()),
+        "cu_seqlens": frames,
+        "max_seqlen": int(frames.diff().max()),
+    }
+
+
+def _embed_patches(self: Any, pixels: Tensor) -> Tensor:
+    """The convolution over patches that do not overlap, as a product; (patch, pixel) in, (patch, hidden) out."""
+    weight = self.proj.weight
+    return F.linear(pixels.to(weight.dtype), weight.flatten(1))
+
+
+class _Windows(NamedTuple):
+    """Windows of one length."""
+
+    length: int
+    places: Tensor | None
+    """Indices of their tokens, window by window; None: all tokens, in order."""
+
+
+@lru_cache(maxsize=2 * GRIDS_KEPT)
+def _windows(boundaries: Tensor, device: torch.device) -> tuple[list[_Windows], Tensor | None]:
+    """Windows by length, and the place of each token in them, taken together; None where they are in order."""
+    boundaries = boundaries.cpu()
+    starts, lengths = boundaries[:-1], boundaries.diff()
+    found = sorted(set(lengths.tolist()) - {0})
+    if len(found) == 1:
+        return [_Windows(found[0], None)], None
+    places = [(starts[lengths == length][:, None] + torch.arange(length)).flatten() for length in found]
+    order = torch.cat(places).argsort()
+    windows = zip(found, (on_device(index, device) for index in places), strict=True)
+    return [_Windows(*pair) for pair in windows], on_device(order, device)
+
+
+def _window_attention(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float,
+    cu_seq_lens_q: Tensor,
+    **_kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention within windows, (1, head, token, head_dim) in, (1, token, head, head_dim) out.
+
+    Args:
+        cu_seq_lens_q: where each window begins, and where the last one ends; best on the host.
+    """
+    groups, order = _windows(cu_seq_lens_q, query.device)
+    outputs = []
+    for length, places in groups:
+        tokens = (tensor[0] if places is None else tensor[0][:, places] for tensor in (query, key, value))
+        q, k, v = (tensor.unflatten(1, (-1, length)).transpose(0, 1) for tensor in tokens)
+        outputs.append(F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1))
+    output = outputs[0] if order is None else torch.cat(outputs)[order]
+    return output[None], None
