@@ -174,7 +174,7 @@ class RuntimeConfig:
     microbatch_tokens: Count = 2048
     """Most tokens in one packed row; a single longer segment gets a row of its own (tokens)."""
     backlog: Count = 4
-    """Quanta of window work (one layer each) handed out between two decode steps (count)."""
+    """Quanta of window work (one layer each) handed out from one decode step to the next (count)."""
     boundary_budget_bytes: Bytes = 4 << 30
     """Memory for kept encodings; past it they are recomputed (bytes)."""
     offload_optimizer: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,10 @@ class InlineLane:
     def decode(self) -> Iterator[None]:
         """Context in which a decode step runs."""
         yield
+
+    def decoded(self) -> Callable[[], bool]:
+        """In a decode step: a function that says whether the device has done what it was given of the step so far."""
+        return lambda: True
 
     def outstanding(self) -> int:
         return 0
@@ -111,6 +115,11 @@ class StreamLane:
             yield
             end.record()
             self._decoded.append((start, end))
+
+    def decoded(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
 
     def outstanding(self) -> int:
         while self._under_way and self._under_way[0].query():

@@ -21,7 +21,7 @@ class DecodeStep(NamedTuple):
     prefill: bool
     """Prompts were computed too, so that its time says nothing of other steps."""
     clean: bool
-    """No window work was under way when it began."""
+    """No window work was under way when it began, and none was handed out during it."""
 
 
 class Load(NamedTuple):
@@ -32,6 +32,11 @@ class Load(NamedTuple):
     """Their prompts have yet to be computed."""
 
 
+def admitted(before: Load, now: Load) -> bool:
+    """Whether prompts are computed by the decode step that began at load `before`."""
+    return now.waiting < before.waiting
+
+
 def prefills(before: Load, after: Load, num_ended: int) -> tuple[bool, bool]:
     """Whether a decode step computed prompts too, and whether the next one will: if there is room for another response.
 
@@ -39,8 +44,8 @@ def prefills(before: Load, after: Load, num_ended: int) -> tuple[bool, bool]:
         before, after: the engine's load around the step.
         num_ended: responses that ended in it, and made room (count).
     """
-    admitted = after.waiting < before.waiting
-    return admitted, after.waiting > 0 and (admitted or num_ended > 0)
+    prefilled = admitted(before, after)
+    return prefilled, after.waiting > 0 and (prefilled or num_ended > 0)
 
 
 @dataclass
@@ -57,10 +62,10 @@ class OverlapMeter:
     """Decode steps since the last clean one (count)."""
 
     def add(self, step: DecodeStep, handed_out: int, pump_s: float) -> None:
-        """Record a decode step and the quanta handed out after it.
+        """Record a decode step and the quanta handed out during it and after it.
 
         Args:
-            pump_s: the host's time to hand them out (s).
+            pump_s: the host's time to hand out those after it (s); that for those during it is part of the step's.
         """
         if step.prefill:
             return

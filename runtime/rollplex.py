@@ -27,7 +27,7 @@ from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.kernels import Kernels
 from runtime.lane import InlineLane, StreamLane, make_lane
 from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
-from runtime.overlap import DecodeStep, OverlapMeter, prefills
+from runtime.overlap import DecodeStep, OverlapMeter, admitted, prefills
 from runtime.parking import HostCopy
 from runtime.prefix_tree import Row, StaleEncoding
 from runtime.tracing import TIMELINE
@@ -253,18 +253,25 @@ class Rollplex:
         return features
 
     def poll(self) -> list[tuple[TurnKey, Response]]:
-        """One decode step, then work in the window; returns the responses that ended.
+        """One decode step, and work in the window while the device decodes; returns the responses that ended.
 
-        With nothing to decode it does window work alone, while simulators step.
+        Where the step leaves no time for it, as on a CPU, the work is done after it. With nothing to decode it is done
+        alone, while simulators step.
         """
         if self._engine is None or not self._engine.has_unfinished():
             self.window.pump()
             return []
-        load, clean, start = self._engine.load(), not self.lane.outstanding(), time.perf_counter()
+        engine, load = self._engine, self._engine.load()
+
+        def while_decoding() -> None:
+            # The scheduler has admitted by now what this step prefills.
+            self.window.accompany(self.lane.decoded(), prefill=admitted(load, engine.load()))
+
+        clean, start = not self.lane.outstanding(), time.perf_counter()
         with tracing.span("decode"), self.lane.decode():
-            ended = self._engine.step()
+            ended = engine.step(while_decoding)
         seconds = time.perf_counter() - start
-        prefilled, prefills_next = prefills(load, self._engine.load(), len(ended))
+        prefilled, prefills_next = prefills(load, engine.load(), len(ended))
         self._offer_prefilled(key for key, _ in ended)
         self.window.pump(
             DecodeStep(seconds, load.running, prefilled, clean), hold=self.lane.concurrent and prefills_next

@@ -1,6 +1,6 @@
 """The work of one update, unit by unit: reference scores, actor forward, loss, backward.
 
-Each piece is a generator over the quanta of `prefix_tree`, so that the window may run it between decode steps or the
+Each piece is a generator over the quanta of `prefix_tree`, so that the window may run it beside decode steps or the
 update may run it at once; the numbers are the same. Owns the encodings and the memory they lease.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,10 @@ class RolloutEngine:
         )
         torch.manual_seed(seed)  # vLLM samples from the global generator
         self._fields = self._mm_fields()
+        self._while_decoding: Callable[[], None] | None = None
+        self._error: Exception | None = None
+        """What the callback raised during the step under way."""
+        self._use_the_wait()
 
     def _register_loader(self, trainer: Mapping[str, nn.Parameter], share: bool) -> None:
         """Make `load_format="rollplex"` build the module without weights and bind it to the trainer's."""
@@ -158,6 +162,26 @@ class RolloutEngine:
         """vLLM's own description of the processor outputs that its model takes."""
         processor = self.llm.llm_engine.input_processor.renderer.mm_processor
         return lambda inputs: processor._get_mm_fields_config(inputs, {})
+
+    def _use_the_wait(self) -> None:
+        """Have `step`'s callback run where vLLM would only wait.
+
+        In vLLM 0.32 and 0.24 that is its model runner's `_to_list`, which copies the sampled tokens to the host after
+        everything else of the step has been launched; without this, window work is handed out while the device idles.
+        """
+        runner: Any = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        to_list: Callable[[torch.Tensor], list[list[int]]] = runner._to_list
+
+        def call_then_wait(sampled_token_ids: torch.Tensor) -> list[list[int]]:
+            if self._while_decoding is not None:
+                try:
+                    with torch.inference_mode(False):  # gradients are on again
+                        self._while_decoding()
+                except Exception as error:  # raised through vLLM, it would be reported as a fault of vLLM's input
+                    self._error = error
+            return to_list(sampled_token_ids)
+
+        runner._to_list = call_then_wait
 
     def submit(
         self, key: TurnKey, prompt: Prompt, sampling: Sampling, features: Sequence[torch.Tensor] | None = None
@@ -242,9 +266,18 @@ class RolloutEngine:
         """Responses under way, and those whose prompt waits for its prefill."""
         return Load(*self.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts())
 
-    def step(self) -> list[tuple[TurnKey, Response]]:
-        """One decode step; the responses that ended in it, by key."""
+    def step(self, while_decoding: Callable[[], None] | None = None) -> list[tuple[TurnKey, Response]]:
+        """One decode step; the responses that ended in it, by key.
+
+        Args:
+            while_decoding: called once all of the step has been launched, before the host waits for its tokens; on the
+                decode stream, outside inference mode. What it raises is raised when the step is over.
+        """
+        self._while_decoding = while_decoding
         ended = [output for output in self.llm.llm_engine.step() if output.finished]
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         return sorted(
             ((turn_key(output.request_id), self._response(output)) for output in ended), key=lambda pair: pair[0]
         )

@@ -1,15 +1,15 @@
 """What runs in the slack of the decode loop: a queue of jobs that advance a quantum at a time.
 
 One thread and no locks. A job is a generator that yields after each quantum (a layer, a few milliseconds); the window
-hands out a bounded number of quanta between two decode steps and never waits for them. Knows nothing of models: it
-decides with plain Python.
+hands out a bounded number of quanta beside each decode step, while the host would only wait for the device, and never
+waits for them. Knows nothing of models: it decides with plain Python.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
@@ -112,13 +112,17 @@ class Window:
 
     schedule: Schedule
     backlog: int
-    """Most quanta handed out between two decode steps, and most under way (count)."""
+    """Most quanta handed out from one decode step to the next, and most under way (count)."""
     lane: Lane
     meter: OverlapMeter = field(default_factory=OverlapMeter)
     _jobs: int = 0
     _queue: deque[Job] = field(default_factory=deque)
     _counts: Counter[str] = field(default_factory=Counter)
     """Quanta by `place/kind`."""
+    _hold: bool = False
+    """Nothing is handed out until the next decode step has ended."""
+    _during: int | None = None
+    """Quanta handed out during the decode step under way; None where it left no time for any (count)."""
 
     def admits(self, kind: JobKind) -> bool:
         """Whether jobs of this kind may run before decoding is over."""
@@ -128,21 +132,54 @@ class Window:
         assert self.admits(job.kind), f"{job.kind} may not run in this window"
         self._queue.append(job)
 
-    def pump(self, step: DecodeStep | None = None, *, hold: bool = False) -> None:
-        """Advance the queue by at most `backlog` quanta, after a decode step or while nothing decodes; never waits.
+    def accompany(self, decoded: Callable[[], bool], *, prefill: bool) -> None:
+        """Hand out quanta while the device decodes, and return when it is done or nothing more may be handed out.
+
+        A quantum that is to be timed alone is left for after the step.
 
         Args:
-            hold: hand out nothing, because the next step computes prompts: it leaves no multiprocessor idle.
+            decoded: whether the device is done with the decode step.
+            prefill: the step computes prompts too.
         """
-        start, before = time.perf_counter(), self._counts.total()
+        if decoded():
+            return
+        self._during = 0
+        if not self._hold and self.meter.since_clean < CLEAN_EVERY:
+            self._during = self._hand_out(
+                "prefill" if prefill else "beside",
+                self.backlog,
+                lambda job: not decoded() and not self._wants_sample(job),
+            )
+
+    def pump(self, step: DecodeStep | None = None, *, hold: bool = False) -> None:
+        """Hand out quanta after a decode step or while nothing decodes.
+
+        The device decodes nothing meanwhile. So where a step left time to hand out quanta during it, only one that is
+        to be timed alone is handed out after it; where it left none (decode runs in line, or ends before the host
+        looks), all are.
+
+        Args:
+            step: the decode step that ended; `clean` is corrected here where quanta were handed out during it.
+            hold: hand out nothing until the next step has ended, because it computes prompts: it leaves no
+                multiprocessor idle.
+        """
+        start, during = time.perf_counter(), self._during
+        self._during, self._hold, after = None, hold, 0
         if not hold and (step is None or self.meter.since_clean < CLEAN_EVERY):
             place = "idle" if step is None else "prefill" if step.prefill else "beside"
-            for _ in range(self.backlog):
-                if not self._queue or self.lane.outstanding() >= self.backlog:
-                    break
-                self._jobs += self._advance(place)
+            wanted = (lambda _: True) if during is None else self._wants_sample
+            after = self._hand_out(place, self.backlog - (during or 0), wanted)
         if step is not None:
-            self.meter.add(step, self._counts.total() - before, time.perf_counter() - start)
+            step = step._replace(clean=step.clean and not during)
+            self.meter.add(step, (during or 0) + after, time.perf_counter() - start)
+
+    def _hand_out(self, place: str, most: int, wanted: Callable[[Job], bool]) -> int:
+        """Hand out at most so many quanta, as long as the job in front is wanted; returns how many (count)."""
+        for number in range(most):
+            if not self._queue or self.lane.outstanding() >= self.backlog or not wanted(self._queue[0]):
+                return number
+            self._jobs += self._advance(place)
+        return most
 
     def _advance(self, place: str) -> bool:
         """Hand out one quantum of the job in front; True where that was its last."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.lane import StreamLane
+from runtime.lane import InlineLane, StreamLane
 from runtime.tracing import Timeline
 
 
@@ -72,6 +72,18 @@ def test_recorded_spans_have_the_devices_times(timeline: Timeline) -> None:
     spans = {event.lane: (event.start_s - lane._base_s, event.end_s - lane._base_s) for event in timeline._events}
     assert spans == {"device/train": pytest.approx((0.015, 0.025)), "device/decode": pytest.approx((0.010, 0.030))}
     assert timeline.seconds == {}, "their time is counted by the host's spans"
+
+
+def test_decode_is_done_when_the_device_says_so(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = StreamLane()
+    FakeDevice.now = 10.0
+    monkeypatch.setattr(FakeEvent, "query", lambda event: FakeDevice.now >= event.at + 5.0)
+    with lane.decode():
+        decoded = lane.decoded()
+        assert not decoded()
+        FakeDevice.now = 15.0
+        assert decoded()
+    assert InlineLane().decoded()()
 
 
 def test_nothing_is_kept_when_nothing_is_recorded(timeline: Timeline) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.overlap import DecodeStep, Load, OverlapMeter, prefills
+from runtime.overlap import DecodeStep, Load, OverlapMeter, admitted, prefills
 
 
 def step(seconds: float, running: int = 8, *, clean: bool = False, prefill: bool = False) -> DecodeStep:
@@ -39,6 +39,16 @@ def test_quanta_between_decode_steps_are_taken_as_they_were_timed() -> None:
     meter.add(step(1.0, clean=True), 2, 0.5)
     seconds, counts = {"beside/train": 0.5, "after/train": 9.0}, {"beside/train": 2, "after/train": 3}
     assert meter.efficiency(seconds, counts, concurrent=False) == 1.0
+
+
+def test_the_hosts_time_during_a_step_counts_once() -> None:
+    meter = OverlapMeter()
+    meter.add(step(1.0, clean=True), 0, 0.0)
+    meter.add(step(1.2), 4, 0.0)  # 1.2 s with what it took to hand out four quanta
+    meter.efficiency({"after/train": 1.0}, {"after/train": 10}, concurrent=True)
+    meter.add(step(1.2), 4, 0.0)
+    # Decode alone 1.0; a quantum alone 0.1, four of them 0.4; together 1.2.
+    assert meter.efficiency({"beside/train": 0.9}, {"beside/train": 4}, concurrent=True) == pytest.approx(1.4 / 1.2)
 
 
 def test_prefill_steps_say_nothing() -> None:
@@ -81,3 +91,4 @@ def test_prompts_are_computed_where_something_waits_and_has_room(
     before: Load, after: Load, num_ended: int, expected: tuple[bool, bool]
 ) -> None:
     assert prefills(before, after, num_ended) == expected
+    assert admitted(before, after) == expected[0]

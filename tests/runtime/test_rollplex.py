@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ from configs.schema import (
 )
 from data.types import Group, Prompt, Response, Rollout, Sampling, Turn, TurnKey
 from rl.losses import Scale, policy_loss
+from runtime.lane import InlineLane
 from runtime.memory import HBMExhausted
 from runtime.overlap import Load
 from runtime.prefix_tree import StaleEncoding
 from runtime.rollplex import Rollplex
 from runtime.tracing import TIMELINE
 from runtime.vllm_engine import StaleCache
+from runtime.window import Job
 
 GROUPS, SIZE, TURNS = 2, 3, 2
 
@@ -88,18 +91,19 @@ def roll_out(runtime: Rollplex, prompts: dict[TurnKey, Prompt], greedy: bool = F
 
 
 def record(prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> list[Group]:
-    """Groups with made-up rewards: the share of even tokens."""
-    groups = []
-    for group in range(GROUPS):
-        rollouts = []
-        for index in range(SIZE):
-            keys = [TurnKey(group, index, turn) for turn in range(TURNS)]
-            turns = tuple(Turn(prompts[key], responses[key]) for key in keys)
-            tokens = [token for key in keys for token in responses[key].token_ids]
-            reward = sum(token % 2 == 0 for token in tokens) / len(tokens) + 0.01 * index
-            rollouts.append(Rollout(f"episode {group}", turns, reward, success=False, truncated=False))
-        groups.append(Group(group, tuple(rollouts)))
-    return groups
+    return [record_group(group, prompts, responses) for group in range(GROUPS)]
+
+
+def record_group(group: int, prompts: dict[TurnKey, Prompt], responses: dict[TurnKey, Response]) -> Group:
+    """A group with made-up rewards: the share of even tokens."""
+    rollouts = []
+    for index in range(SIZE):
+        keys = [TurnKey(group, index, turn) for turn in range(TURNS)]
+        turns = tuple(Turn(prompts[key], responses[key]) for key in keys)
+        tokens = [token for key in keys for token in responses[key].token_ids]
+        reward = sum(token % 2 == 0 for token in tokens) / len(tokens) + 0.01 * index
+        rollouts.append(Rollout(f"episode {group}", turns, reward, success=False, truncated=False))
+    return Group(group, tuple(rollouts))
 
 
 def train(runtime: Rollplex, groups: list[Group], order: Sequence[int] = ()) -> dict[str, float]:
@@ -202,7 +206,8 @@ class ReplayEngine:
     def has_unfinished(self) -> bool:
         return bool(self.left)
 
-    def step(self) -> list[tuple[TurnKey, Response]]:
+    def step(self, while_decoding: Callable[[], None]) -> list[tuple[TurnKey, Response]]:
+        while_decoding()
         self.left = {key: steps - 1 for key, steps in self.left.items()}
         ended = [key for key, steps in self.left.items() if steps <= 0]
         for key in ended:
@@ -266,6 +271,105 @@ def test_when_work_runs_does_not_change_a_bit(model_cache: Path, policy: VLMPoli
         assert other.stats()["window/hidden_s"] > 0
     whole = replay(model_cache, policy, run_config("serial"), recorded, live=False)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(whole).items())
+
+
+class SlowDevice(InlineLane):
+    """A device whose decode steps are done when they have been asked about so often; work is done at once."""
+
+    concurrent = True
+
+    def __init__(self, polls: int) -> None:
+        super().__init__()
+        self.polls = polls
+        self.decoding = False
+        self.during: list[str] = []
+        """Quanta handed out during decode, by `place/kind`."""
+
+    @contextmanager
+    def decode(self) -> Iterator[None]:
+        self.decoding = True
+        yield
+        self.decoding = False
+
+    def decoded(self) -> Callable[[], bool]:
+        left = iter(range(self.polls))
+        return lambda: next(left, None) is None
+
+    @contextmanager
+    def work(self, name: str, *, alone: bool = False) -> Iterator[None]:
+        assert not (alone and self.decoding)
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        if self.decoding:
+            self.during.append(name)
+        with super().work(name, alone=alone):
+            yield
+
+
+def use_lane(runtime: Rollplex, lane: InlineLane) -> None:
+    runtime.lane = runtime.window.lane = lane
+
+
+def play_uneven(runtime: Rollplex, prompts: dict[TurnKey, Prompt]) -> dict[TurnKey, Response]:
+    """Sample responses of which group 0's are short, and register each group while others decode."""
+    samplings = [Sampling(max_tokens=2, min_tokens=2), Sampling(max_tokens=16, min_tokens=16)]
+    responses: dict[TurnKey, Response] = {}
+    for key, prompt in prompts.items():
+        if key.turn == 0:
+            runtime.submit(key, prompt, samplings[key.group])
+    while runtime.has_unfinished():
+        for key, responses[key] in runtime.poll():
+            following = key._replace(turn=key.turn + 1)
+            if following in prompts:
+                runtime.submit(following, prompts[following], samplings[key.group])
+                continue
+            runtime.end_rollout(key.group, key.rollout)
+            if sum(other.group == key.group for other in responses) == SIZE * TURNS:
+                group = record_group(key.group, prompts, responses)
+                runtime.train_on(group, policy_loss(runtime.config.rl, group, Scale(12)))
+    return responses
+
+
+@pytest.mark.parametrize("reuse_prefill", [False, True])
+def test_quanta_during_decode_change_no_token_and_no_weight(
+    model_cache: Path, policy: VLMPolicy, reuse_prefill: bool
+) -> None:
+    def play(polls: int) -> tuple[list[dict[TurnKey, Response]], dict[str, torch.Tensor], list[str]]:
+        """Two steps that sample; their responses, the weights after them, and what ran during decode."""
+        lane, played = SlowDevice(polls), []
+        with make_runtime(model_cache, policy, run_config("streamed", reuse_prefill=reuse_prefill)) as runtime:
+            use_lane(runtime, lane)
+            for step in range(2):
+                prompts = prompts_of(policy, seed=step)
+                played.append(play_uneven(runtime, prompts))
+                runtime.update(1e-3)
+                assert runtime.stats()["window/hidden_s"] > 0
+            return played, weights(runtime), lane.during
+
+    after, expected, nothing = play(polls=0)
+    during, changed, quanta = play(polls=4)
+    assert nothing == []
+    kinds = ("actor_prefix", "reference_prefix", "reference_score", "train")
+    assert {f"beside/{kind}" for kind in kinds} <= set(quanta)
+    assert during == after
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in changed.items())
+
+
+def test_a_jobs_error_during_decode_is_the_polls(model_cache: Path, policy: VLMPolicy) -> None:
+    def fails() -> Generator[None, None, None]:
+        yield
+        raise HBMExhausted("no room")
+
+    with make_runtime(model_cache, policy, run_config("streamed")) as runtime:
+        use_lane(runtime, SlowDevice(polls=4))
+        prompt = prompts_of(policy, seed=0)[TurnKey(0, 0, 0)]
+        runtime.submit(TurnKey(0, 0, 0), prompt, Sampling(max_tokens=6, min_tokens=6), train=False)
+        runtime.window._counts["idle/train"] = 1  # no quantum of the kind is to be timed alone
+        runtime.window.add(Job("train", fails()))
+        with pytest.raises(HBMExhausted, match="no room"):
+            runtime.poll()
+        ended = [response for _ in range(5) for _, response in runtime.poll()]
+        assert [len(response.token_ids) for response in ended] == [6], "the step itself was whole"
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -48,6 +48,16 @@ def job(log: list[str], name: str, quanta: int, kind: JobKind = "actor_prefix") 
 def window(schedule: str = "overlapped", backlog: int = 2) -> tuple[Window, FakeLane, list[str]]:
     lane = FakeLane()
     return Window(SCHEDULES[schedule], backlog, lane), lane, []
+
+
+def after_polls(number: int) -> Callable[[], bool]:
+    """A decode step that is done when it has been asked about so often."""
+    left = iter(range(number))
+    return lambda: next(left, None) is None
+
+
+def still_decoding() -> bool:
+    return False
 
 
 def test_pump_hands_out_at_most_backlog_quanta_in_order() -> None:
@@ -159,6 +169,87 @@ def test_work_pauses_until_a_decode_step_ran_alone() -> None:
     assert len(log) == CLEAN_EVERY  # held back
     queue.pump(STEP)  # what was under way has ended, this step was alone
     queue.pump(STEP)
+    assert len(log) == CLEAN_EVERY + 1
+
+
+def test_quanta_are_handed_out_until_decode_is_done() -> None:
+    queue, _, log = window(backlog=9)
+    queue.add(job(log, "a", 9))
+    queue.accompany(after_polls(3), prefill=False)  # one question to begin with, and one before each quantum
+    assert log == ["a0", "a1"]
+    queue.pump(STEP)
+    assert log == ["a0", "a1"], "the device decodes nothing between two steps"
+    queue.accompany(after_polls(2), prefill=True)
+    assert queue.reset().seconds == {"beside/actor_prefix": 2.0, "prefill/actor_prefix": 1.0}
+
+
+def test_a_step_that_leaves_no_time_is_followed_by_quanta() -> None:
+    queue, _, log = window(backlog=2)
+    queue.add(job(log, "a", 9))
+    queue.accompany(after_polls(0), prefill=False)
+    assert log == []
+    queue.pump(STEP)
+    assert log == ["a0", "a1"]
+    queue.accompany(still_decoding, prefill=False)
+    queue.pump(STEP)
+    queue.pump(STEP)  # its host was never asked
+    assert log == [f"a{index}" for index in range(6)]
+
+
+def test_backlog_bounds_what_is_handed_out_during_a_step_and_under_way() -> None:
+    queue, lane, log = window(backlog=2)
+    lane.done_at_once = False
+    queue.add(job(log, "a", 9))
+    for under_way, handed_out in ((0, 2), (2, 2), (1, 3), (0, 5)):
+        lane.under_way = under_way
+        queue.accompany(still_decoding, prefill=False)
+        queue.pump(STEP)
+        assert len(log) == handed_out
+
+
+def test_nothing_is_asked_of_the_device_without_work() -> None:
+    queue, _, _ = window()
+    answers = iter([False])
+    queue.accompany(lambda: next(answers), prefill=False)
+    assert next(answers, None) is None, "one question, and the host goes on to wait"
+
+
+def test_a_quantum_alone_waits_until_the_step_has_ended() -> None:
+    queue, lane, log = window(backlog=3)
+    lane.concurrent = True
+    queue.add(job(log, "a", 9))
+    queue.accompany(still_decoding, prefill=False)
+    assert log == ["a0"], "the second quantum is the one to be timed"
+    queue.pump(STEP)
+    assert (log, lane.held_decode) == (["a0", "a1"], 1)
+    queue.accompany(still_decoding, prefill=False)
+    queue.pump(STEP)
+    assert (len(log), lane.held_decode) == (5, 1)
+    assert queue.reset().seconds == {"beside/actor_prefix": 4.0, "alone/actor_prefix": 1.0}
+
+
+def test_hold_lasts_until_the_next_step_has_ended() -> None:
+    queue, _, log = window(backlog=1)
+    queue.add(job(log, "a", 9))
+    queue.pump(STEP, hold=True)
+    queue.accompany(still_decoding, prefill=True)
+    queue.pump(STEP)
+    assert log == []
+    queue.accompany(still_decoding, prefill=False)
+    assert log == ["a0"]
+
+
+def test_a_step_during_which_quanta_were_handed_out_is_not_clean() -> None:
+    queue, _, log = window(backlog=1)
+    queue.add(job(log, "a", 99))
+    for _ in range(CLEAN_EVERY):
+        queue.accompany(still_decoding, prefill=False)
+        queue.pump(STEP)  # nothing was under way when it began
+    assert (len(log), queue.meter.since_clean) == (CLEAN_EVERY, CLEAN_EVERY)
+    queue.accompany(still_decoding, prefill=False)
+    queue.pump(STEP)
+    assert (len(log), queue.meter.since_clean) == (CLEAN_EVERY, 0), "this one ran alone"
+    queue.accompany(still_decoding, prefill=False)
     assert len(log) == CLEAN_EVERY + 1
 
 
