@@ -1,7 +1,7 @@
 """Kernels of the trainer's language layers: attention of packed rows, and fused layers on CUDA.
 
-`plain` is what Hugging Face runs: its own modules, SDPA, a dense mask where a row is packed. `fused` takes
-liger-kernel's norms, rotary embedding and SwiGLU, cuDNN's attention where a row is plain causal and FlexAttention where
+`plain` is what Hugging Face runs: its own modules, SDPA, a dense mask where a row is packed. `fused` takes PyTorch's
+norm, liger-kernel's rotary embedding and SwiGLU, cuDNN's attention where a row is plain causal and FlexAttention where
 it is not. Both compute the same function. Knows nothing of trees: a mask is two lists of segments and who sees whom.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -106,9 +107,17 @@ def use_kernels(model: Any, kernels: Kernels) -> Kernels:
     _stock_rotary()
     AttentionInterface.register(ATTENTION, _attention)
     text.config._attn_implementation = ATTENTION
-    apply_liger_kernel_to_qwen2_5_vl(rope=False, fused_linear_cross_entropy=False, model=text)
+    apply_liger_kernel_to_qwen2_5_vl(rope=False, rms_norm=False, fused_linear_cross_entropy=False, model=text)
+    for module in text.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(_rms_norm, module)
     _set_rotary(liger_rotary_pos_emb)
     return kernels
+
+
+def _rms_norm(self: Any, hidden: Tensor) -> Tensor:
+    """PyTorch's own fused norm, which takes the host a sixth of the time that one written in Triton does."""
+    return F.rms_norm(hidden, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Where window work runs: beside decode on a stream of its own, or in line where there is no such device.
 
-A stream shares all multiprocessors at low priority, or has some to itself (a CUDA green context).
+A stream takes turns with decode at low priority, or has multiprocessors to itself (a CUDA green context).
 
 All trainer work of a process runs in one lane, in the window and after it, so that its tensors never cross streams
 unseen; the lane and the default stream wait for each other only where weights change hands. Knows nothing of jobs.
@@ -22,10 +22,15 @@ DEVICE = "device/"
 """Begins the names of the timeline's lanes whose times are the device's own."""
 
 
+DECODE_PRIORITY = -5
+"""Priority of decode's stream, the highest; work has 0, the lowest."""
+
+
 class InlineLane:
     """No second queue: work is done when it has been handed out."""
 
     concurrent = False
+    turns = False
     sms = 0
 
     def __init__(self) -> None:
@@ -45,7 +50,7 @@ class InlineLane:
         yield
 
     def decoded(self) -> Callable[[], bool]:
-        """In a decode step: a function that says whether the device has done what it was given of the step so far."""
+        """All of a decode step has been launched; returns a function that says whether the device is done with it."""
         return lambda: True
 
     def outstanding(self) -> int:
@@ -62,21 +67,24 @@ class InlineLane:
 class StreamLane:
     """A CUDA stream for work beside a high-priority one for decode.
 
+    What is handed out during a decode step waits on the device until the step is done: a product's blocks hold the
+    multiprocessors as long as it runs, so that decode would wait for one before each of its many small kernels.
+
     Args:
-        sms: multiprocessors that work is confined to while responses decode (decode may use all); 0 shares them at low
-            priority.
+        sms: multiprocessors that work is confined to while responses decode (decode may use all), at the same time as
+            decode; 0 takes turns with it.
     """
 
     concurrent = True
 
     def __init__(self, sms: int = 0) -> None:
-        low, high = 0, -5
         self.sms = sms
-        self._work = torch.cuda.Stream(priority=low)
+        self.turns = not sms
+        self._work = torch.cuda.Stream()  # of the lowest priority
         self._beside = _partition_stream(sms) if sms else self._work
         self._last = self._work
         """The stream of the two that was used last; the other waits for it."""
-        self._decode = torch.cuda.Stream(priority=high)
+        self._decode = torch.cuda.Stream(priority=DECODE_PRIORITY)
         self._under_way: deque[Any] = deque()
         self._timed: list[tuple[str, Any, Any]] = []
         self._decoded: list[tuple[Any, Any]] = []
@@ -119,6 +127,8 @@ class StreamLane:
     def decoded(self) -> Callable[[], bool]:
         event = torch.cuda.Event()
         event.record()
+        if self.turns:
+            self._work.wait_event(event)
         return event.query
 
     def outstanding(self) -> int:

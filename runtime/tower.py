@@ -1,13 +1,14 @@
 """Hugging Face's Qwen2.5-VL vision tower with less to do: the function that it computes is the same.
 
 Windows of one length attend at once, patches are embedded by one product, and what depends on the clips' grids alone is
-computed once for each. Knows nothing of caches, rows or schedules.
+computed once for each. On CUDA norms, MLPs and the rotary embedding are compiled: a hidden size that no fast product
+takes (3,420 at 3B) is padded, and elementwise work is fused. Knows nothing of caches, rows or schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -33,6 +34,35 @@ def tune_tower(tower: Any) -> None:
     AttentionInterface.register(WINDOW_ATTENTION, _window_attention)
     tower.config._attn_implementation = WINDOW_ATTENTION
     tower.patch_embed.forward = MethodType(_embed_patches, tower.patch_embed)
+    if next(tower.parameters()).is_cuda:
+        _compile_pieces(tower)
+
+
+def _compile_pieces(tower: Any) -> None:
+    """Compile the parts of the tower's blocks beside attention; the rotary embedding is one for all towers."""
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+
+    for block in tower.blocks:
+        for module in (block.norm1, block.norm2, block.mlp):
+            # Bound to the module by hand, so that a copy of the tower computes with the copy's weights.
+            module.forward = MethodType(_compiled(type(module).forward), module)
+    modeling_qwen2_5_vl.apply_rotary_pos_emb_vision = _compiled(_stock_rotary())
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled once for clips of every length."""
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
+
+
+@cache
+def _stock_rotary() -> Callable[..., Any]:
+    """Hugging Face's own rotary embedding of towers; first called before it is replaced."""
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+
+    rotary: Callable[..., Any] = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
+    return rotary
 
 
 def run_tower(tower: Any, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from configs.errors import UserError
 from configs.schema import RuntimeConfig
 from data.types import Prompt, Response, Sampling, TurnKey, Vocabulary
+from runtime.lane import DECODE_PRIORITY
 from runtime.overlap import Load
 from runtime.prefill import PrefillHooks, Prefills
 from runtime.weights import Binding
@@ -113,14 +115,15 @@ class RolloutEngine:
             _keep_cpu_weights()
         _keep_process_group()
         self._register_loader(trainer, share)
-        self.llm = vllm.LLM(
-            str(model_dir),
-            dtype=dtype,
-            seed=seed,
-            logits_processors=[_forbid(vocabulary.forbidden)],
-            limit_mm_per_prompt={"video": max_videos, "image": 0},
-            **_options(config, vllm.__version__),
-        )
+        with _prior_graphs():
+            self.llm = vllm.LLM(
+                str(model_dir),
+                dtype=dtype,
+                seed=seed,
+                logits_processors=[_forbid(vocabulary.forbidden)],
+                limit_mm_per_prompt={"video": max_videos, "image": 0},
+                **_options(config, vllm.__version__),
+            )
         torch.manual_seed(seed)  # vLLM samples from the global generator
         self._fields = self._mm_fields()
         self._while_decoding: Callable[[], None] | None = None
@@ -340,6 +343,26 @@ class RolloutEngine:
         """End the engine and free its memory."""
         self.llm.llm_engine.engine_core.shutdown()
         gc.collect()
+
+
+@contextmanager
+def _prior_graphs() -> Iterator[None]:
+    """Inside, CUDA graphs are captured at decode's priority.
+
+    Their kernels keep the priority of the stream that they were captured on, whatever stream they are replayed on.
+    """
+    import vllm.distributed.parallel_state as state
+
+    stock = state.GraphCaptureContext
+
+    def prior(stream: Any) -> Any:
+        return stock(torch.cuda.Stream(stream.device, priority=DECODE_PRIORITY))
+
+    state.GraphCaptureContext = prior
+    try:
+        yield
+    finally:
+        state.GraphCaptureContext = stock
 
 
 def _keep_process_group() -> None:

@@ -55,6 +55,9 @@ class Lane(Protocol):
 
     concurrent: bool
     """Whether work runs at the same time as decode, rather than between its steps."""
+    turns: bool
+    """Whether the device begins what is handed out during a decode step when the step is done: while the host prepares
+    the next one, it decodes nothing."""
 
     def work(self, name: str, *, alone: bool = False) -> AbstractContextManager[None]:
         """Context in which a quantum is handed out; its time is added to `name`.
@@ -123,6 +126,8 @@ class Window:
     """Nothing is handed out until the next decode step has ended."""
     _during: int | None = None
     """Quanta handed out during the decode step under way; None where it left no time for any (count)."""
+    _before: int = 0
+    """Quanta handed out during the step before (count)."""
 
     def admits(self, kind: JobKind) -> bool:
         """Whether jobs of this kind may run before decoding is over."""
@@ -147,9 +152,19 @@ class Window:
         if not self._hold and self.meter.since_clean < CLEAN_EVERY:
             self._during = self._hand_out(
                 "prefill" if prefill else "beside",
-                self.backlog,
+                self._room(),
                 lambda job: not decoded() and not self._wants_sample(job),
             )
+
+    def _room(self) -> int:
+        """Quanta that may be handed out during a decode step.
+
+        Where work and decode take turns, the device has the pause between two steps for them. They shall not last into
+        the next step: one more than during the step before if those are over, and none if they are not.
+        """
+        if not self.lane.turns:
+            return self.backlog
+        return 0 if self.lane.outstanding() else min(self._before + 1, self.backlog)
 
     def pump(self, step: DecodeStep | None = None, *, hold: bool = False) -> None:
         """Hand out quanta after a decode step or while nothing decodes.
@@ -170,6 +185,7 @@ class Window:
             wanted = (lambda _: True) if during is None else self._wants_sample
             after = self._hand_out(place, self.backlog - (during or 0), wanted)
         if step is not None:
+            self._before = during or 0
             step = step._replace(clean=step.clean and not during)
             self.meter.add(step, (during or 0) + after, time.perf_counter() - start)
 

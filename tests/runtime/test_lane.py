@@ -36,6 +36,15 @@ class FakeEvent:
         return other.at - self.at
 
 
+class FakeStream:
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
+        self.waited: list[FakeEvent] = []
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waited.append(event)
+
+
 @contextmanager
 def no_stream(stream: Any) -> Iterator[None]:
     yield
@@ -48,7 +57,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
     FakeDevice.now = 0.0
     monkeypatch.setattr("runtime.lane.TIMELINE", timeline)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda priority: object())
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", no_stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return timeline
@@ -80,10 +89,17 @@ def test_decode_is_done_when_the_device_says_so(timeline: Timeline, monkeypatch:
     monkeypatch.setattr(FakeEvent, "query", lambda event: FakeDevice.now >= event.at + 5.0)
     with lane.decode():
         decoded = lane.decoded()
+        # Work begins when the step is done.
+        assert [event.at for event in lane._work.waited] == [10.0]  # type: ignore[attr-defined]
         assert not decoded()
         FakeDevice.now = 15.0
         assert decoded()
     assert InlineLane().decoded()()
+
+
+def test_decode_goes_first(timeline: Timeline) -> None:
+    lane = StreamLane()
+    assert lane._decode.priority < lane._work.priority  # lower numbers go first
 
 
 def test_nothing_is_kept_when_nothing_is_recorded(timeline: Timeline) -> None:

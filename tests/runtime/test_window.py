@@ -16,6 +16,7 @@ class FakeLane:
 
     def __init__(self) -> None:
         self.concurrent = False
+        self.turns = False
         self.held_decode = 0
         self.under_way = 0
         self.done_at_once = True
@@ -205,6 +206,27 @@ def test_backlog_bounds_what_is_handed_out_during_a_step_and_under_way() -> None
         queue.accompany(still_decoding, prefill=False)
         queue.pump(STEP)
         assert len(log) == handed_out
+
+
+def test_quanta_that_take_turns_with_decode_do_not_last_into_its_next_step() -> None:
+    pumped, lane, log = window("streamed", backlog=3)
+    lane.concurrent = lane.turns = True
+    lane.done_at_once = False
+    pumped.add(job(log, "a", 40, "train"))
+    pumped._counts["alone/train"] = 1  # it has been timed
+    handed_out = []
+
+    def step(done: bool) -> None:
+        """A decode step; the quanta of the one before are done when it begins, or not."""
+        lane.under_way = 0 if done else lane.under_way
+        before = len(log)
+        pumped.accompany(still_decoding, prefill=False)
+        handed_out.append(len(log) - before)
+        pumped.pump(STEP)
+
+    for done in (True, True, True, True, False, True, False, True, True):
+        step(done)
+    assert handed_out == [1, 2, 3, 3, 0, 1, 0, 1, 2]
 
 
 def test_nothing_is_asked_of_the_device_without_work() -> None:
