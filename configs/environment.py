@@ -15,6 +15,7 @@ RANDOM_PREFIX = "random:"
 
 EVERYWHERE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # vLLM's weights are views of the trainer's: one process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # 0.32's second one takes no logits processors, and has no `_to_list`
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",  # threads of a tokenizer, for prompts this short

@@ -174,7 +174,7 @@ class RuntimeConfig:
     microbatch_tokens: Count = 2048
     """Most tokens in one packed row; a single longer segment gets a row of its own (tokens)."""
     backlog: Count = 4
-    """Quanta of window work (one layer each) handed out from one decode step to the next (count)."""
+    """Most quanta of window work (one layer each) handed out from one decode step to the next (count)."""
     boundary_budget_bytes: Bytes = 4 << 30
     """Memory for kept encodings; past it they are recomputed (bytes)."""
     offload_optimizer: bool = False
@@ -183,7 +183,7 @@ class RuntimeConfig:
     """Take the actor's part of a prompt from vLLM's own prefill instead of computing it a second time; backward
     recomputes its layers. A step is the same up to vLLM's rounding, which depends on what decodes beside it."""
     window_sms: Annotated[int, Field(ge=0)] = 0
-    """Multiprocessors of a GPU set apart for window work; 0 lets a low-priority stream share them all (count)."""
+    """Multiprocessors of a GPU set apart for window work, beside decode; 0 lets it take turns with decode (count)."""
     vision_cache_bytes: Bytes = 256 << 20
     """Memory for vision features, each clip's computed once while it holds them; past it, again (bytes)."""
     doctor: bool = True

@@ -88,8 +88,11 @@ class Trainer:
         )[0]
         self.gradients = self._gradient_buffer()
         self.offloads = runtime.offload_optimizer and torch.cuda.is_available()
-        if self.offloads and self.stage == 0:
-            raise UserError("runtime.offload_optimizer=true needs runtime.zero_stage 1, 2 or 3")
+        if self.offloads and self.stage not in (1, 2):
+            raise UserError(
+                f"runtime.offload_optimizer=true, expected false with runtime.zero_stage={self.stage}: DeepSpeed moves "
+                "the states of stages 1 and 2."
+            )
         self._offload()
         if self.stage == 3:
             self.engine.optimizer.parameter_offload._remove_module_hooks()  # `gathered` replaces them

@@ -34,7 +34,7 @@ class Held:
     """First token and number of tokens of each video."""
     grids: tuple[tuple[int, int, int], ...]
     pixels: torch.Tensor | None
-    """Patches of all videos, or their features where the run hands those over; None without a video."""
+    """Patches of all videos, or their features where those were handed over; None without a video."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def examine(runtime: Rollplex, prompts: Sequence[Prompt]) -> list[Examined]:
             )
         )
     runtime.engine.publish(runtime.policy_version)  # drops what the examination left in vLLM's caches
+    runtime.vision.forget(runtime.actor.tower)
     return found
 
 

@@ -24,8 +24,12 @@ ACTIVATION_HIDDENS = 8
 """Hidden-sized tensors of a layer's graph per token, with fused kernels: norms, query, attention, residuals."""
 ACTIVATION_MLPS = 3
 """Intermediate-sized tensors of a layer's graph per token, with fused kernels: gate, up, their product."""
+TOWER_HIDDENS = 17
+"""Hidden-sized tensors of a tower block's graph per patch, with plain kernels: norms and rotary keep float32."""
 LOGITS_COPIES = 4
 """Float32 logits of a chunk at once: the product, the mask's sum, the softmax and its gradient."""
+TOWER_BATCH_PATCHES = 4096
+"""Patches of clips that run through a trained tower with a graph at once; a longer clip runs by itself (count)."""
 LOGITS_CHUNK = 512
 """Targets whose logits are held at once (count)."""
 
@@ -51,6 +55,10 @@ class ModelShape:
     """Elements of one token's keys and values in one layer."""
     vocabulary: int
     item_bytes: int
+    tower_graph: int = 0
+    """Elements of a trained tower's autograd graph per patch; 0 for a frozen one."""
+    merge: int = 2
+    """Patches along each side of a placeholder's area."""
 
     def boundary_bytes(self, tokens: int) -> int:
         """Keys, values and layer inputs of a row (bytes)."""
@@ -77,6 +85,10 @@ class ModelShape:
         per_token = ACTIVATION_HIDDENS * self.hidden + ACTIVATION_MLPS * self.intermediate + self.key_value
         return tokens * per_token * self.item_bytes
 
+    def tower_graph_bytes(self, patches: int) -> int:
+        """Autograd graph of clips in a trained tower (bytes)."""
+        return patches * self.tower_graph * self.item_bytes
+
     def graph_bytes(self, tokens: int, layers: int | None = None) -> int:
         """Boundary of a row, and the autograd graph of some of its layers, by default all (bytes)."""
         kept = self.layers if layers is None else layers
@@ -93,6 +105,8 @@ def model_shape(model_dir: Path, dtype: str, *, train_tower: bool) -> ModelShape
         model = AutoModelForImageTextToText.from_config(config)
     text = config.text_config
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    vision = config.vision_config
+    block = TOWER_HIDDENS * vision.hidden_size + ACTIVATION_MLPS * vision.intermediate_size
     total = sum(parameter.numel() for parameter in model.parameters())
     tower = sum(parameter.numel() for parameter in model.model.visual.parameters())
     return ModelShape(
@@ -104,6 +118,8 @@ def model_shape(model_dir: Path, dtype: str, *, train_tower: bool) -> ModelShape
         key_value=2 * text.num_key_value_heads * head_dim,
         vocabulary=text.vocab_size,
         item_bytes=4 if dtype == "float32" else 2,
+        tower_graph=vision.depth * block if train_tower else 0,
+        merge=vision.spatial_merge_size,
     )
 
 
@@ -116,6 +132,13 @@ class Buffer:
     residency: Mapping[Phase, Residency]
     knob: str
     """What a user turns to make it smaller."""
+    tensors: int = 1
+    """Equal tensors that it consists of (count)."""
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What it takes of the host's memory, each tensor rounded up to a power of two."""
+        return self.tensors * (1 << (self.num_bytes // self.tensors - 1).bit_length()) if self.num_bytes else 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +150,10 @@ class Plan:
     def peak(self, phase: Phase) -> int:
         """HBM that a phase needs at most (bytes)."""
         return sum(buffer.num_bytes for buffer in self.buffers if buffer.residency[phase] == "HBM")
+
+    def host_bytes(self) -> int:
+        """Pinned memory of the host that buffers have while they are out of HBM (bytes); PyTorch pins powers of two."""
+        return sum(buffer.pinned_bytes for buffer in self.buffers if "HOST" in buffer.residency.values())
 
     def check(self, capacity: int) -> None:
         """Every phase fits.
@@ -148,6 +175,7 @@ class Plan:
         rows: list[tuple[str, ...]] = [("buffer", "size", *PHASES)]
         rows += [(b.name, format_bytes(b.num_bytes), *(b.residency[phase] for phase in PHASES)) for b in self.buffers]
         rows.append(("peak HBM", "", *(format_bytes(self.peak(phase)) for phase in PHASES)))
+        rows.append(("pinned on the host", format_bytes(self.host_bytes()), *("" for _ in PHASES)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -159,6 +187,7 @@ class Plan:
                     for buffer in self.buffers
                 },
                 "peak_bytes": {phase: self.peak(phase) for phase in PHASES},
+                "host_bytes": self.host_bytes(),
             }
         )
 
@@ -186,13 +215,24 @@ def plan(config: RunConfig, shape: ModelShape, world_size: int = 1) -> Plan:
         Buffer("kv_cache", config.runtime.kv_cache_bytes, rollout, "runtime.kv_cache_bytes"),
         Buffer("reference", reference, reference_at, "rl.kl_coef=0"),
         Buffer("gradients", 4 * shape.trainable, everywhere, "train.vision_tower=frozen"),
-        Buffer("optimizer", 12 * shape.trainable // shards, step, "runtime.offload_optimizer=true, or more ranks"),
+        Buffer(
+            "optimizer",
+            12 * shape.trainable // shards,
+            step,
+            "runtime.offload_optimizer=true, or more ranks",
+            tensors=3,
+        ),
         Buffer("boundaries", boundaries, held, "runtime.boundary_budget_bytes"),
         Buffer("vision_features", config.runtime.vision_cache_bytes, everywhere, "runtime.vision_cache_bytes"),
         Buffer("activations", activations, work, "runtime.microbatch_tokens"),
         Buffer("logits", shape.logits_bytes(config.runtime.microbatch_tokens), work, "runtime.microbatch_tokens"),
     )
     return Plan(buffers)
+
+
+def max_videos(config: RunConfig) -> int:
+    """Most videos that a prompt can hold (count)."""
+    return config.env.max_turns + 1 if config.agent.context == "history" else config.agent.context_clips
 
 
 def _working_set(config: RunConfig, shape: ModelShape, world_size: int) -> tuple[int, int]:
@@ -208,6 +248,7 @@ def _working_set(config: RunConfig, shape: ModelShape, world_size: int) -> tuple
         reference = shape.keys_bytes(context) if config.rl.kl_coef else 0
         boundaries = max(boundaries, shape.boundary_bytes(context) + reference)
     activations = shape.graph_bytes(row) + shape.layer_graph_bytes(prompt)
+    activations += shape.tower_graph_bytes(max(TOWER_BATCH_PATCHES, prompt // max_videos(config) * shape.merge**2))
     return boundaries, activations + copies + shape.context_gradient_bytes(context)
 
 

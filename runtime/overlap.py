@@ -85,7 +85,7 @@ class OverlapMeter:
             return step.seconds
         return self._alone_s[min(self._alone_s, key=lambda running: abs(running - step.running))]
 
-    def efficiency(self, seconds: Mapping[str, float], counts: Mapping[str, int], *, concurrent: bool) -> float:
+    def efficiency(self, seconds: Mapping[str, float], counts: Mapping[str, int], *, contend: bool) -> float:
         """(Decode alone + jobs alone) / together since the last call: above 1 where overlap gains.
 
         Jobs that ran idle took no longer than the wait for simulators that they filled.
@@ -93,16 +93,16 @@ class OverlapMeter:
         Args:
             seconds: time of quanta by `place/kind` (s).
             counts: quanta by `place/kind`.
-            concurrent: quanta ran at the same time as decode, so that those `beside` it were slowed; otherwise they
-                ran between its steps.
+            contend: quanta ran at the same time as decode, so that those `beside` it were slowed; otherwise they ran
+                between its steps.
         """
-        if concurrent:
+        if contend:
             self._learn(seconds, counts)
         jobs_s = idle_s = 0.0
         for name, count in counts.items():
             place, _, kind = name.partition("/")
             if place == "beside":
-                known = self._quantum_s.get(kind) if concurrent else None
+                known = self._quantum_s.get(kind) if contend else None
                 jobs_s += seconds.get(name, 0.0) if known is None else count * known
             elif place == "idle":
                 idle_s += seconds.get(name, 0.0)

@@ -13,14 +13,18 @@ class HostCopy:
     """Frozen weights in pinned host memory as well, so that the device's copy can be dropped and made again.
 
     Args:
-        parameters: must not change any more, except through `refresh`.
+        parameters: of one dtype; must not change any more, except through `refresh`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
+        assert len({parameter.dtype for parameter in self._parameters}) == 1, "one buffer has one dtype"
         self._device = self._parameters[0].device
         self._pin = self._device.type == "cuda"
-        self._host = [torch.empty_like(p, device="cpu", pin_memory=self._pin) for p in self._parameters]
+        # One buffer: PyTorch rounds each pinned tensor up to a power of two.
+        numels = [parameter.numel() for parameter in self._parameters]
+        flat = torch.empty(sum(numels), dtype=self._parameters[0].dtype, pin_memory=self._pin)
+        self._host = [part.view_as(p) for part, p in zip(flat.split(numels), self._parameters, strict=True)]
         self.refresh()
 
     @torch.no_grad()

@@ -75,6 +75,10 @@ class Row:
     def num_tokens(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments)
 
+    @property
+    def media(self) -> list[Media]:
+        return [item for segment in self.segments for item in segment.media]
+
     def starts(self) -> list[int]:
         """Index in the row of each segment's first token."""
         starts, position = [], 0
@@ -210,8 +214,7 @@ def encode(
     """
     encoding = _begin(model, row, model.version, keep)
     first_graph = 0 if keep == "graph" else model.num_layers - graph_layers
-    with torch.no_grad():
-        hidden = _embed(model, row)
+    hidden = model.embed(*_embedded(model, row))
     for index in range(model.num_layers if row.num_tokens else 0):
         yield
         _check_fresh(model, [encoding, *context])
@@ -268,13 +271,13 @@ def _finish(encoding: Encoding, final: Tensor) -> Encoding:
     return encoding
 
 
-def _embed(model: SplitVLM, row: Row) -> Tensor:
+def _embedded(model: SplitVLM, row: Row) -> tuple[Tensor, list[Media], list[int]]:
+    """What a row's embedding is made of: its tokens, its media, and where their placeholders begin."""
     token_ids = [token for segment in row.segments for token in segment.token_ids]
-    media = [item for segment in row.segments for item in segment.media]
     offsets = [
         start + item.offset for segment, start in zip(row.segments, row.starts(), strict=True) for item in segment.media
     ]
-    return model.embed(on_device(token_ids, model.device), media, offsets)
+    return on_device(token_ids, model.device), row.media, offsets
 
 
 def _run_layer(
@@ -368,12 +371,11 @@ def backward(
             layer = _run_layer(model, encoding, index, layer.hidden_in, context, graph=True)
         hidden_gradient = _backward_layer(model, encoding, index, layer, hidden_gradient, context, sink)
         yield
-    if hidden_gradient is not None and model.embed_parameters:
-        embedded = _embed(model, encoding.row)
-        gradients = torch.autograd.grad(
-            embedded, model.embed_parameters, hidden_gradient.to(embedded.dtype), allow_unused=True
-        )
-        sink.add(model.embed_parameters, gradients)
+    if hidden_gradient is not None:
+        slope = hidden_gradient[0].to(model.dtype)
+        for parameters, gradients in model.embed_gradients(*_embedded(model, encoding.row), slope):
+            sink.add(parameters, gradients)
+            yield
 
 
 def _backward_layer(

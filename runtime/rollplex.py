@@ -26,7 +26,7 @@ from runtime import tracing
 from runtime.deepspeed_engine import Trainer, init_distributed
 from runtime.kernels import Kernels
 from runtime.lane import InlineLane, StreamLane, make_lane
-from runtime.memory import PHASES, Ledger, ModelShape, model_shape, plan
+from runtime.memory import PHASES, Ledger, ModelShape, max_videos, model_shape, plan
 from runtime.overlap import DecodeStep, OverlapMeter, admitted, prefills
 from runtime.parking import HostCopy
 from runtime.prefix_tree import Row, StaleEncoding
@@ -157,7 +157,7 @@ class Rollplex:
                 parameters = dict(self.trainer.engine.module.named_parameters())
                 self._engine = RolloutEngine(
                     self.config.runtime, self.model_dir, self.config.model.dtype, self.vocabulary, parameters,
-                    seed=self.config.seed * self.world_size + self.rank, max_videos=self._max_videos(),
+                    seed=self.config.seed * self.world_size + self.rank, max_videos=max_videos(self.config),
                     prefills=self.updater.prefills, share=self.trainer.stage != 3,
                 )  # fmt: skip
                 self._engine.publish(self.policy_version)
@@ -180,11 +180,6 @@ class Rollplex:
         with tracing.span("sleep"):
             if self._engine.sleep():
                 self.ledger.release(self._kv_lease)
-
-    def _max_videos(self) -> int:
-        """Most videos that a prompt can hold."""
-        agent = self.config.agent
-        return self.config.env.max_turns + 1 if agent.context == "history" else agent.context_clips
 
     @property
     def weights_shared_fraction(self) -> float:
@@ -247,9 +242,11 @@ class Rollplex:
 
     def _features(self, prompt: Prompt) -> list[torch.Tensor]:
         """Features of the prompt's media, the same ones that the actor uses."""
+        computed = self.vision.computed
         with self.lane.work("rollout/vision"):
             features = [self.vision.features(self.actor.tower, item) for item in prompt.media]
-        self.lane.join()  # decode reads them on its own stream
+        if self.vision.computed > computed:
+            self.lane.join()  # decode reads them on its own stream
         return features
 
     def poll(self) -> list[tuple[TurnKey, Response]]:
@@ -475,7 +472,10 @@ class Rollplex:
         if self.updater.reference is None:
             self.ledger.lease("reference", sum(map(_bytes, own)))
         self.updater.reference = SplitVLM(frozen, self.vocabulary, self.config.rollout.temperature, self.vision)
-        self._reference_copy = HostCopy(own) if self.trainer.offloads else None
+        if self._reference_copy is not None:
+            self._reference_copy.refresh()
+        elif self.trainer.offloads:
+            self._reference_copy = HostCopy(own)
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -580,7 +580,6 @@ class Rollplex:
             self.start_rl()
             assert self.updater.reference is not None
             self.updater.reference.model.load_state_dict(torch.load(folder / "reference.pt"))
-            self.vision.forget(self.updater.reference.tower)
             if self._reference_copy is not None:
                 self._reference_copy.refresh()
         self.policy_version = self.actor.version = state["policy_version"]

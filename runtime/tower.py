@@ -7,6 +7,7 @@ takes (3,420 at 3B) is padded, and elementwise work is fused. Knows nothing of c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from types import MethodType
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from data.transfer import on_device
 from data.types import Media
+from runtime.memory import TOWER_BATCH_PATCHES
 
 WINDOW_ATTENTION = "rollplex_flash_windows"
 """Name of our attention among Hugging Face's; one with `flash` in it is called once with all windows, not once each."""
@@ -70,12 +72,30 @@ def run_tower(tower: Any, media: Sequence[Media]) -> Float[Tensor, "placeholder 
     weight = next(tower.parameters())
     pixels = on_device(torch.cat([item.pixel_values for item in media]), weight.device).to(weight.dtype)
     grids = tuple(item.grid_thw for item in media)
-    features: Tensor = tower(
-        pixels,
-        grid_thw=torch.tensor(grids),  # read on the host, and only there
-        **_geometry(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size, weight.device),
-    ).pooler_output
+    grid, geometry = torch.tensor(grids, device=weight.device), {}
+    if hasattr(tower, "window_size"):  # Qwen2.5-VL's
+        geometry = _geometry(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size, weight.device)
+    features: Tensor = tower(pixels, grid_thw=grid, **geometry).pooler_output
     return features
+
+
+def num_patches(media: Sequence[Media]) -> int:
+    """Patches of clips (count)."""
+    return sum(math.prod(item.grid_thw) for item in media)
+
+
+def tower_batches(media: Sequence[Media]) -> list[list[Media]]:
+    """Clips in order, as many together as may run with a graph at once."""
+    batches: list[list[Media]] = []
+    used = 0
+    for item in media:
+        patches = num_patches([item])
+        if not batches or used + patches > TOWER_BATCH_PATCHES:
+            batches.append([])
+            used = 0
+        batches[-1].append(item)
+        used += patches
+    return batches
 
 
 @lru_cache(maxsize=GRIDS_KEPT)
@@ -101,7 +121,7 @@ def _geometry(
 def _embed_patches(self: Any, pixels: Tensor) -> Tensor:
     """The convolution over patches that do not overlap, as a product; (patch, pixel) in, (patch, hidden) out."""
     weight = self.proj.weight
-    return F.linear(pixels.to(weight.dtype), weight.flatten(1))
+    return F.linear(pixels.to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
 class _Windows(NamedTuple):

@@ -28,6 +28,7 @@ from runtime.prefix_tree import (
     reuse,
     score,
 )  # fmt: skip
+from runtime.tower import num_patches, tower_batches
 from runtime.vlm import SplitVLM
 from runtime.work import GroupWork, ResponseRow, Unit
 
@@ -194,7 +195,9 @@ class Updater:
 
     def _backward(self, row: Row) -> Steps:
         encoding, context = self._encodings[self.actor][row], self._context(self.actor, row)
-        yield from backward(self.actor, encoding, context, self.gradients)
+        patches = max(map(num_patches, tower_batches(row.media)), default=0)
+        with self.ledger.hold("activations", self.shape.tower_graph_bytes(patches)):
+            yield from backward(self.actor, encoding, context, self.gradients)
         self._drop(self.actor, [row])
 
     def _differentiate_loss(self, item: ResponseRow, loss: GroupLoss) -> None:

@@ -277,10 +277,13 @@ class RolloutEngine:
                 decode stream, outside inference mode. What it raises is raised when the step is over.
         """
         self._while_decoding = while_decoding
-        ended = [output for output in self.llm.llm_engine.step() if output.finished]
-        if self._error is not None:
+        try:
+            outputs = self.llm.llm_engine.step()
+        finally:
             error, self._error = self._error, None
-            raise error
+            if error is not None:
+                raise error
+        ended = [output for output in outputs if output.finished]
         return sorted(
             ((turn_key(output.request_id), self._response(output)) for output in ended), key=lambda pair: pair[0]
         )
@@ -347,9 +350,10 @@ class RolloutEngine:
 
 @contextmanager
 def _prior_graphs() -> Iterator[None]:
-    """Inside, CUDA graphs are captured at decode's priority.
+    """Inside, vLLM (0.24, 0.32) captures CUDA graphs on a stream of decode's priority; its own streams have the lowest.
 
-    Their kernels keep the priority of the stream that they were captured on, whatever stream they are replayed on.
+    Kernels of a graph keep the priority of the stream that they were captured on, whatever stream they are replayed on:
+    without this, work that lasts into a decode step goes before it.
     """
     import vllm.distributed.parallel_state as state
 

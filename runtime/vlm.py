@@ -8,7 +8,8 @@ schedules, vLLM or DeepSpeed. Written for Qwen2.5-VL; what differs between famil
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from data.transfer import on_device
 from data.types import Media, Vocabulary
 from runtime.kernels import BranchMask, Kernels, best_kernels, use_kernels
 from runtime.memory import Ledger
-from runtime.tower import run_tower, tune_tower
+from runtime.tower import run_tower, tower_batches, tune_tower
 from runtime.vision import VisionCache
 
 KeyValue = tuple[Tensor, Tensor]
@@ -77,8 +78,8 @@ class SplitVLM:
         self.log_dtype = torch.promote_types(self.dtype, torch.float32)
         self.mask = torch.zeros(self.head.weight.shape[0], dtype=self.log_dtype, device=self.device)
         self.mask[list(vocabulary.forbidden)] = float("-inf")
-        self.trains_tower = bool(_trainable([self.tower]))
-        self.embed_parameters = _trainable([self.text.embed_tokens, self.tower])
+        self.table_parameters = _trainable([self.text.embed_tokens])
+        self.tower_parameters = _trainable([self.tower])
         self.layer_parameters = [_trainable([layer]) for layer in self.text.layers]
         self.head_parameters = _trainable([self.text.norm, self.head])
         self.kernels: Kernels = use_kernels(model, best_kernels())
@@ -94,22 +95,49 @@ class SplitVLM:
         mask = mask.to(self.device)
         return mask.blocks() if self.kernels == "fused" else mask.dense()
 
+    @property
+    def trains_tower(self) -> bool:
+        return bool(self.tower_parameters)
+
+    @torch.no_grad()
     def embed(
         self, token_ids: Int[Tensor, " token"], media: Sequence[Media], offsets: Sequence[int]
     ) -> Float[Tensor, "1 token hidden"]:
         """Embed tokens, each video's placeholders (from its offset in the row) replaced by the tower's features."""
-        hidden = self.text.embed_tokens(token_ids)
+        hidden: Tensor = self.text.embed_tokens(token_ids)
         if media:
-            features = self._features(media)
-            places = [torch.arange(start, start + item.num_tokens) for item, start in zip(media, offsets, strict=True)]
-            hidden = hidden.index_copy(0, on_device(torch.cat(places), self.device), features.to(hidden.dtype))
+            features = torch.cat([self.vision.features(self.tower, item) for item in media])
+            hidden = hidden.index_copy(0, self._placeholders(media, offsets), features.to(hidden.dtype))
         return hidden[None]
 
-    def _features(self, media: Sequence[Media]) -> Float[Tensor, "placeholder hidden"]:
-        """Features of clips: as they are kept, or with a graph, where one is wanted, for which the tower runs again."""
-        if self.trains_tower and torch.is_grad_enabled():
-            return run_tower(self.tower, media)
-        return torch.cat([self.vision.features(self.tower, item) for item in media])
+    def embed_gradients(
+        self,
+        token_ids: Int[Tensor, " token"],
+        media: Sequence[Media],
+        offsets: Sequence[int],
+        slope: Float[Tensor, "token hidden"],
+    ) -> Iterator[tuple[Sequence[nn.Parameter], Sequence[Tensor | None]]]:
+        """Parameters and their gradients, given that of what `embed` returned: the table's, then the tower's.
+
+        A trained tower runs again, with a graph, a batch of clips at a time (`tower_batches`).
+        """
+        if self.table_parameters:
+            text = slope.index_fill(0, self._placeholders(media, offsets), 0.0) if media else slope
+            embedded = self.text.embed_tokens(token_ids)
+            yield self.table_parameters, torch.autograd.grad(embedded, self.table_parameters, text)
+        clips = iter(zip(media, offsets, strict=True))
+        for batch in tower_batches(media) if self.trains_tower else ():
+            features = run_tower(self.tower, batch)
+            places = self._placeholders(batch, [offset for _, offset in islice(clips, len(batch))])
+            gradients = torch.autograd.grad(
+                features, self.tower_parameters, slope[places].to(features.dtype), allow_unused=True
+            )
+            yield self.tower_parameters, gradients
+
+    def _placeholders(self, media: Sequence[Media], offsets: Sequence[int]) -> Int[Tensor, " placeholder"]:
+        """Places of videos' placeholders in a row."""
+        places = [torch.arange(start, start + item.num_tokens) for item, start in zip(media, offsets, strict=True)]
+        return on_device(torch.cat(places), self.device)
 
     def rotary(self, positions: Int[Tensor, "3 token"]) -> Rotary:
         """Rotary embedding of a row's positions."""

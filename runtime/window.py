@@ -54,7 +54,7 @@ class Lane(Protocol):
     """Where jobs run: it takes quanta, and says how many are under way and what they took."""
 
     concurrent: bool
-    """Whether work runs at the same time as decode, rather than between its steps."""
+    """Whether work has a queue of its own on the device, and the host does not wait for it."""
     turns: bool
     """Whether the device begins what is handed out during a decode step when the step is done: while the host prepares
     the next one, it decodes nothing."""
@@ -212,9 +212,14 @@ class Window:
                 return True
         return False
 
+    @property
+    def _contends(self) -> bool:
+        """Whether work slows decode and decode slows work, so that neither's time says what it takes alone."""
+        return self.lane.concurrent and not self.lane.turns
+
     def _wants_sample(self, job: Job) -> bool:
         """Whether to time this quantum alone: the second of the first job of its kind (the first is an embedding)."""
-        if not self.lane.concurrent or not job.started:
+        if not self._contends or not job.started:
             return False
         return not any(self._counts[f"{place}/{job.kind}"] for place in ("alone", "idle", "after"))
 
@@ -238,7 +243,7 @@ class Window:
         jobs, self._jobs = self._jobs, 0
         counts, self._counts = self._counts, Counter()
         seconds = self.lane.seconds()
-        efficiency = self.meter.efficiency(seconds, counts, concurrent=self.lane.concurrent)
+        efficiency = self.meter.efficiency(seconds, counts, contend=self._contends)
         return WindowStats(jobs, seconds, efficiency)
 
 

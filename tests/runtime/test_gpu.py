@@ -24,10 +24,12 @@ from runtime.kernels import BranchMask, Kernels, _attention, use_kernels
 from runtime.memory import Ledger, model_shape
 from runtime.prefix_tree import GradientBuffer, Row, Segment
 from runtime.rollplex import Rollplex
+from runtime.tower import run_tower
 from runtime.update import Updater
 from runtime.vlm import SplitVLM, load_vlm
 from runtime.work import GroupWork, Packing
 from tests.runtime.support import (
+    load_tiny,
     naive_gradients,
     naive_logprobs,
     random_prompt,
@@ -36,6 +38,7 @@ from tests.runtime.support import (
     vocabulary_of,
 )
 from tests.runtime.test_rollplex import prompts_of, record, replay, roll_out, run_config, train, weights
+from tests.runtime.test_tower import clips, features_and_gradients
 
 pytestmark = pytest.mark.gpu
 logger = logging.getLogger(__name__)
@@ -92,6 +95,23 @@ def test_flex_attention_is_as_near_to_float64_as_a_dense_mask(lengths: list[int]
         errors = [relative_error(result.double(), results[0]) for result in results[1:]]
         logger.info("%s: dense %.2e, FlexAttention %.2e", name, *errors)
         assert errors[1] <= max(1.5 * errors[0], 1e-3), name
+
+
+# --- the vision tower ------------------------------------------------------------------------------------------------
+
+
+def test_a_compiled_tower_computes_what_hugging_face_computes(model_cache: Path) -> None:
+    model = load_tiny(model_cache, torch.float32)
+    media = clips([(2, 4, 4), (3, 10, 22)])
+    expected = features_and_gradients(model.model.visual, run_tower(model.model.visual, media))
+    model = load_vlm(
+        resolve_model("tiny:qwen2_5_vl", model_cache), torch.float32, train_tower=True, device=torch.device("cuda")
+    )
+    actual = features_and_gradients(model.model.visual, run_tower(model.model.visual, media))
+    scale = max(float(tensor.norm()) for tensor in expected[1:])
+    for host, compiled in zip(expected, actual, strict=True):
+        if float(host.norm()) > 1e-5 * scale:
+            assert relative_error(compiled.cpu(), host) <= 1e-4
 
 
 # --- gradients in bf16 -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,27 @@ def test_a_chain_holds_no_more_than_its_plan(turns: int, budget: int, model_cach
     planned = {buffer.name: buffer.num_bytes for buffer in plan(config, shape).buffers}
     assert ledger.buffer_peaks["boundaries"] <= planned["boundaries"]
     assert ledger.buffer_peaks["activations"] <= planned["activations"]
+
+
+def test_a_trained_towers_graph_is_of_a_batch_of_clips_or_of_the_longest() -> None:
+    def graph(max_model_len: int, context_clips: int) -> int:
+        config = RunConfig(
+            runtime=RuntimeConfig(max_model_len=max_model_len), agent=AgentConfig(context_clips=context_clips)
+        )
+        with_tower = plan(config, replace(SHAPE, tower_graph=10)).buffers
+        return sum(buffer.num_bytes for buffer in with_tower) - sum(sizes(config).values())
+
+    assert graph(1024, 1) == 4096 * 10 * 2
+    # A prompt of 9,992 tokens (8 are left for the response) that are one clip, or three.
+    assert graph(10_000, 1) == 9992 * 4 * 10 * 2
+    assert graph(10_000, 3) == 3330 * 4 * 10 * 2
+
+
+def test_what_leaves_the_device_is_pinned_in_powers_of_two() -> None:
+    config = RunConfig(rl=RLConfig(kl_coef=0.1), runtime=RuntimeConfig(offload_optimizer=True))
+    # Master and two moments of 800 float32 each, 3,200 bytes; a reference of 800 bfloat16, 1,600.
+    assert plan(config, SHAPE).host_bytes() == 3 * 4096 + 2048
+    assert plan(RunConfig(rl=RLConfig(kl_coef=0.1)), SHAPE).host_bytes() == 0
 
 
 def test_reference_costs_weights_and_ranks_share_the_optimizer() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.overlap import DecodeStep, Load, OverlapMeter, admitted, prefills
+from runtime.overlap import DecodeStep, Load, OverlapMeter, prefills
 
 
 def step(seconds: float, running: int = 8, *, clean: bool = False, prefill: bool = False) -> DecodeStep:
@@ -12,7 +12,7 @@ def step(seconds: float, running: int = 8, *, clean: bool = False, prefill: bool
 def test_without_overlap_the_efficiency_is_one() -> None:
     meter = OverlapMeter()
     meter.add(step(1.0, clean=True), 0, 0.0)
-    assert meter.efficiency({}, {}, concurrent=True) == 1.0
+    assert meter.efficiency({}, {}, contend=True) == 1.0
 
 
 def test_alone_over_together_by_hand() -> None:
@@ -24,47 +24,37 @@ def test_alone_over_together_by_hand() -> None:
     seconds = {"beside/train": 9.0, "after/train": 3.0, "alone/train": 1.0}
     counts = {"beside/train": 8, "after/train": 15, "alone/train": 5}
     # Decode alone 1.0 + 0.4; a quantum alone (3 + 1) / 20 = 0.2, eight of them 1.6; together 1.6 + 0.8.
-    assert meter.efficiency(seconds, counts, concurrent=True) == pytest.approx((1.4 + 1.6) / 2.4)
-    assert meter.efficiency({}, {}, concurrent=True) == 1.0  # a new step
+    assert meter.efficiency(seconds, counts, contend=True) == pytest.approx((1.4 + 1.6) / 2.4)
+    assert meter.efficiency({}, {}, contend=True) == 1.0  # a new step
 
 
 def test_a_clean_step_after_which_work_was_handed_out_counts_as_it_was() -> None:
     meter = OverlapMeter()
     meter.add(step(1.0, clean=True), 2, 0.5)
-    assert meter.efficiency({"beside/train": 0.25}, {"beside/train": 2}, concurrent=False) == pytest.approx(1.25 / 1.5)
+    assert meter.efficiency({"beside/train": 0.25}, {"beside/train": 2}, contend=False) == pytest.approx(1.25 / 1.5)
 
 
 def test_quanta_between_decode_steps_are_taken_as_they_were_timed() -> None:
     meter = OverlapMeter()
     meter.add(step(1.0, clean=True), 2, 0.5)
     seconds, counts = {"beside/train": 0.5, "after/train": 9.0}, {"beside/train": 2, "after/train": 3}
-    assert meter.efficiency(seconds, counts, concurrent=False) == 1.0
-
-
-def test_the_hosts_time_during_a_step_counts_once() -> None:
-    meter = OverlapMeter()
-    meter.add(step(1.0, clean=True), 0, 0.0)
-    meter.add(step(1.2), 4, 0.0)  # 1.2 s with what it took to hand out four quanta
-    meter.efficiency({"after/train": 1.0}, {"after/train": 10}, concurrent=True)
-    meter.add(step(1.2), 4, 0.0)
-    # Decode alone 1.0; a quantum alone 0.1, four of them 0.4; together 1.2.
-    assert meter.efficiency({"beside/train": 0.9}, {"beside/train": 4}, concurrent=True) == pytest.approx(1.4 / 1.2)
+    assert meter.efficiency(seconds, counts, contend=False) == 1.0
 
 
 def test_prefill_steps_say_nothing() -> None:
     meter = OverlapMeter()
     meter.add(step(9.0, clean=True, prefill=True), 3, 1.0)
     meter.add(step(9.0, prefill=True), 3, 1.0)
-    assert meter.efficiency({}, {}, concurrent=True) == 1.0
+    assert meter.efficiency({}, {}, contend=True) == 1.0
     assert meter.since_clean == 0
 
 
 def test_what_a_kind_costs_alone_is_remembered() -> None:
     meter = OverlapMeter()
-    meter.efficiency({"after/train": 1.0}, {"after/train": 2}, concurrent=True)
+    meter.efficiency({"after/train": 1.0}, {"after/train": 2}, contend=True)
     meter.add(step(1.0, clean=True), 0, 0.0)
     meter.add(step(1.0), 1, 0.0)
-    assert meter.efficiency({"beside/train": 3.0}, {"beside/train": 1}, concurrent=True) == pytest.approx(1.5)
+    assert meter.efficiency({"beside/train": 3.0}, {"beside/train": 1}, contend=True) == pytest.approx(1.5)
 
 
 def test_work_that_simulators_hid_is_a_gain() -> None:
@@ -73,7 +63,7 @@ def test_work_that_simulators_hid_is_a_gain() -> None:
     seconds = {"beside/train": 0.4, "idle/train": 3.0}
     counts = {"beside/train": 2, "idle/train": 15}
     # Alone: decode 1.0, jobs 0.4 and 3.0, simulators 3.0; together 1.5 and 3.0.
-    assert meter.efficiency(seconds, counts, concurrent=False) == pytest.approx(7.4 / 4.5)
+    assert meter.efficiency(seconds, counts, contend=False) == pytest.approx(7.4 / 4.5)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +81,3 @@ def test_prompts_are_computed_where_something_waits_and_has_room(
     before: Load, after: Load, num_ended: int, expected: tuple[bool, bool]
 ) -> None:
     assert prefills(before, after, num_ended) == expected
-    assert admitted(before, after) == expected[0]
