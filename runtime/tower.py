@@ -25,7 +25,7 @@ from runtime.memory import TOWER_BATCH_PATCHES
 WINDOW_ATTENTION = "rollplex_flash_windows"
 """Name of our attention among Hugging Face's; one with `flash` in it is called once with all windows, not once each."""
 
-GRIDS_KEPT = 64
+GRIDS_KEPT = 16
 """Sets of clips' grids whose geometry is remembered (count)."""
 
 
@@ -72,11 +72,23 @@ def run_tower(tower: Any, media: Sequence[Media]) -> Float[Tensor, "placeholder 
     weight = next(tower.parameters())
     pixels = on_device(torch.cat([item.pixel_values for item in media]), weight.device).to(weight.dtype)
     grids = tuple(item.grid_thw for item in media)
-    grid, geometry = torch.tensor(grids, device=weight.device), {}
     if hasattr(tower, "window_size"):  # Qwen2.5-VL's
-        geometry = _geometry(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size, weight.device)
-    features: Tensor = tower(pixels, grid_thw=grid, **geometry).pooler_output
+        sizes = (tower.spatial_merge_size, tower.window_size, tower.patch_size)
+        return _forward(tower, pixels, _geometry(grids, *sizes, tower.rotary_pos_emb, weight.device))
+    features: Tensor = tower(pixels, grid_thw=torch.tensor(grids, device=weight.device)).pooler_output
     return features
+
+
+def _forward(tower: Any, pixels: Tensor, geometry: _Geometry) -> Tensor:
+    """What Hugging Face's forward does, but for working out the geometry."""
+    hidden = tower.patch_embed(pixels)
+    if geometry.order is not None:
+        hidden = hidden[geometry.order]
+    for number, block in enumerate(tower.blocks):
+        boundaries, longest = geometry.frames if number in tower.fullatt_block_indexes else geometry.windows
+        hidden = block(hidden, cu_seqlens=boundaries, max_seqlen=longest, position_embeddings=geometry.rotary)
+    features: Tensor = tower.merger(hidden)
+    return features if geometry.restore is None else features[geometry.restore]
 
 
 def num_patches(media: Sequence[Media]) -> int:
@@ -98,24 +110,50 @@ def tower_batches(media: Sequence[Media]) -> list[list[Media]]:
     return batches
 
 
+class _Geometry(NamedTuple):
+    """What depends on clips' grids alone."""
+
+    order: Tensor | None
+    """Patches window by window; None: they are."""
+    restore: Tensor | None
+    """Where each placeholder's features are after that."""
+    windows: tuple[Tensor, int]
+    """On the host, where each window begins and the last one ends, and the longest (patches)."""
+    frames: tuple[Tensor, int]
+    """The same of frames."""
+    rotary: tuple[Tensor, Tensor]
+    """Cosines and sines of the patches' positions, in order, each (patch, head_dim)."""
+
+
 @lru_cache(maxsize=GRIDS_KEPT)
 def _geometry(
-    grids: tuple[tuple[int, int, int], ...], merge: int, window: int, patch: int, device: torch.device
-) -> dict[str, Any]:
-    """What the tower's forward would compute of its clips' grids: positions, windows and their longest."""
+    grids: tuple[tuple[int, int, int], ...], merge: int, window: int, patch: int, rotary: Any, device: torch.device
+) -> _Geometry:
+    """Geometry of clips.
+
+    Args:
+        merge, window, patch: the tower's sizes.
+        rotary: its module for the rotary embedding.
+    """
     from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
     grid = torch.tensor(grids)
     index, windows = get_vision_window_index(grid, merge, window, patch)
     frames = get_vision_cu_seqlens(grid)
-    return {
-        "position_ids": on_device(get_vision_position_ids(grid, merge), device),
-        "window_index": on_device(index, device),
-        "cu_window_seqlens": windows,
-        "max_window_seqlen": int(windows.diff().max()),
-        "cu_seqlens": frames,
-        "max_seqlen": int(frames.diff().max()),
-    }
+    positions = get_vision_position_ids(grid, merge)
+    order = restore = None
+    if not torch.equal(index, torch.arange(len(index))):
+        patches = (index[:, None] * merge**2 + torch.arange(merge**2)).flatten()
+        positions = positions[patches]
+        order, restore = on_device(patches, device), on_device(index.argsort(), device)
+    positions = on_device(positions, device)
+    return _Geometry(
+        order,
+        restore,
+        (windows, int(windows.diff().max())),
+        (frames, int(frames.diff().max())),
+        rotary(positions, positions),
+    )
 
 
 def _embed_patches(self: Any, pixels: Tensor) -> Tensor:

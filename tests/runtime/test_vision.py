@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,11 @@ from runtime.vision import VisionCache
 class Tower(nn.Module):
     """Sums each pair of patches; a feature row is 4 float32, 16 bytes."""
 
-    spatial_merge_size, window_size, patch_size = 1, 28, 14
-
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((1,), weight))
 
-    def forward(self, pixels: Tensor, grid_thw: Tensor, **_geometry: Any) -> SimpleNamespace:
+    def forward(self, pixels: Tensor, grid_thw: Tensor) -> SimpleNamespace:
         return SimpleNamespace(pooler_output=(pixels * self.weight).view(-1, 2, 4).sum(1))
 
 
