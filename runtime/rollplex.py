@@ -242,11 +242,9 @@ class Rollplex:
 
     def _features(self, prompt: Prompt) -> list[torch.Tensor]:
         """Features of the prompt's media, the same ones that the actor uses."""
-        computed = self.vision.computed
         with self.lane.work("rollout/vision"):
             features = [self.vision.features(self.actor.tower, item) for item in prompt.media]
-        if self.vision.computed > computed:
-            self.lane.join()  # decode reads them on its own stream
+        self.lane.join()  # decode reads them on its own stream; a job may have been the one that computed them
         return features
 
     def poll(self) -> list[tuple[TurnKey, Response]]:
