@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,16 +120,19 @@ class SplitVLM:
 
         A trained tower runs again, with a graph, a batch of clips at a time (`tower_batches`).
         """
+        places = self._placeholders(media, offsets) if media else None
         if self.table_parameters:
-            text = slope.index_fill(0, self._placeholders(media, offsets), 0.0) if media else slope
+            text = slope if places is None else slope.index_fill(0, places, 0.0)
             embedded = self.text.embed_tokens(token_ids)
             yield self.table_parameters, torch.autograd.grad(embedded, self.table_parameters, text)
-        clips = iter(zip(media, offsets, strict=True))
-        for batch in tower_batches(media) if self.trains_tower else ():
+        if places is None or not self.trains_tower:
+            return
+        batches = tower_batches(media)
+        sizes = [sum(item.num_tokens for item in batch) for batch in batches]
+        for batch, part in zip(batches, places.split(sizes), strict=True):
             features = run_tower(self.tower, batch)
-            places = self._placeholders(batch, [offset for _, offset in islice(clips, len(batch))])
             gradients = torch.autograd.grad(
-                features, self.tower_parameters, slope[places].to(features.dtype), allow_unused=True
+                features, self.tower_parameters, slope[part].to(features.dtype), allow_unused=True
             )
             yield self.tower_parameters, gradients
 
