@@ -107,9 +107,7 @@ def _ask(runtime: Rollplex, prompts: Sequence[Prompt], *, as_features: bool) -> 
     engine.publish(runtime.policy_version)
     responses: dict[TurnKey, Response] = {}
     for place, prompt in enumerate(prompts):
-        features = None
-        if as_features:
-            features = [runtime.vision.features(runtime.actor.tower, item) for item in prompt.media]
+        features = runtime.features(prompt) if as_features else None
         # The same seed for a prompt and its twin with other videos: then equal distributions give equal tokens.
         sampling = Sampling(rollout.max_tokens, rollout.temperature, seed=0)
         engine.submit(TurnKey(place, 0, 0), prompt, sampling, features)
@@ -121,9 +119,8 @@ def _ask(runtime: Rollplex, prompts: Sequence[Prompt], *, as_features: bool) -> 
 
 def _held(engine: RolloutEngine) -> dict[TurnKey, Held]:
     """Every request of the scheduler."""
-    core: Any = engine.llm.llm_engine.engine_core.engine_core
-    model = core.model_executor.driver_worker.worker.model_runner.get_model()
-    return {turn_key(name): _read(request, model) for name, request in core.scheduler.requests.items()}
+    model = engine.runner.get_model()
+    return {turn_key(name): _read(request, model) for name, request in engine.core.scheduler.requests.items()}
 
 
 def _read(request: Any, model: Any) -> Held:

@@ -137,12 +137,12 @@ class PrefillHooks:
     Hooks run in eager forwards only. A CUDA graph replays decode steps alone, and of those nothing is wanted.
 
     Args:
+        runner: vLLM's model runner.
         turn_key: reads the key of a request out of vLLM's id for it.
     """
 
-    def __init__(self, llm: Any, prefills: Prefills, turn_key: Callable[[str], TurnKey]) -> None:
-        core = llm.llm_engine.engine_core.engine_core
-        self._runner: Any = core.model_executor.driver_worker.worker.model_runner
+    def __init__(self, runner: Any, prefills: Prefills, turn_key: Callable[[str], TurnKey]) -> None:
+        self._runner = runner
         self._prefills = prefills
         self._turn_key = turn_key
         self._spans: list[tuple[int, int, Prefill]] = []

@@ -234,14 +234,14 @@ class Rollplex:
             if self.reuse_prefill and (key.turn == 0 or not self.packing.chain):
                 self.updater.prefills.want(key, prompt)
         self._wake()
-        self.engine.submit(key, prompt, sampling, self._features(prompt))
+        self.engine.submit(key, prompt, sampling, self.features(prompt))
         if train:
             self._open.add(key)
             work.prompts[key.rollout].append(prompt)
             self._compose(work)
 
-    def _features(self, prompt: Prompt) -> list[torch.Tensor]:
-        """Features of the prompt's media, the same ones that the actor uses."""
+    def features(self, prompt: Prompt) -> list[torch.Tensor]:
+        """Features of the prompt's media for the rollout engine, the same ones that the actor uses."""
         with self.lane.work("rollout/vision"):
             features = [self.vision.features(self.actor.tower, item) for item in prompt.media]
         self.lane.join()  # decode reads them on its own stream; a job may have been the one that computed them

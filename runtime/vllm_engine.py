@@ -166,14 +166,23 @@ class RolloutEngine:
         processor = self.llm.llm_engine.input_processor.renderer.mm_processor
         return lambda inputs: processor._get_mm_fields_config(inputs, {})
 
+    @property
+    def core(self) -> Any:
+        """vLLM's engine core, which runs in this process."""
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner, which holds its model and the batch under way."""
+        return self.core.model_executor.driver_worker.worker.model_runner
+
     def _use_the_wait(self) -> None:
         """Have `step`'s callback run where vLLM would only wait.
 
         In vLLM 0.32 and 0.24 that is its model runner's `_to_list`, which copies the sampled tokens to the host after
         everything else of the step has been launched; without this, window work is handed out while the device idles.
         """
-        runner: Any = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        to_list: Callable[[torch.Tensor], list[list[int]]] = runner._to_list
+        to_list: Callable[[torch.Tensor], list[list[int]]] = self.runner._to_list
 
         def call_then_wait(sampled_token_ids: torch.Tensor) -> list[list[int]]:
             if self._while_decoding is not None:
@@ -184,7 +193,7 @@ class RolloutEngine:
                     self._error = error
             return to_list(sampled_token_ids)
 
-        runner._to_list = call_then_wait
+        self.runner._to_list = call_then_wait
 
     def submit(
         self, key: TurnKey, prompt: Prompt, sampling: Sampling, features: Sequence[torch.Tensor] | None = None
@@ -208,7 +217,7 @@ class RolloutEngine:
             )
         wanted = self.prefills.wants(key)
         if wanted and self._hooks is None:
-            self._hooks = PrefillHooks(self.llm, self.prefills, turn_key)
+            self._hooks = PrefillHooks(self.runner, self.prefills, turn_key)
         parameters = SamplingParams(
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
@@ -267,7 +276,7 @@ class RolloutEngine:
 
     def load(self) -> Load:
         """Responses under way, and those whose prompt waits for its prefill."""
-        return Load(*self.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts())
+        return Load(*self.core.scheduler.get_request_counts())
 
     def step(self, while_decoding: Callable[[], None] | None = None) -> list[tuple[TurnKey, Response]]:
         """One decode step; the responses that ended in it, by key.

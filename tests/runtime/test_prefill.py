@@ -382,9 +382,6 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.text = SimpleNamespace(layers=[Layer(), Layer()], norm=Norm())
-        runner = SimpleNamespace(model_runner=self)
-        core = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace(worker=runner)))
-        self.llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=core)))
 
     def get_model(self) -> Any:
         return SimpleNamespace(language_model=SimpleNamespace(model=self.text))
@@ -413,7 +410,7 @@ def fakes(**requests: int) -> tuple[FakeRunner, Prefills, dict[str, Row]]:
     """A runner, what is wanted of it, and rows: prompt lengths by request."""
     actor: Any = SimpleNamespace(version=3)
     prefills, runner = Prefills(actor, SHAPE, Ledger(), 1 << 20, {}), FakeRunner()
-    PrefillHooks(runner.llm, prefills, turn_key)
+    PrefillHooks(runner, prefills, turn_key)
     rows = {}
     for place, (name, length) in enumerate(requests.items()):
         prompt = Prompt(tuple(range(length)), torch.arange(length)[None].expand(3, -1), (), name)

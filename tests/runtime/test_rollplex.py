@@ -418,7 +418,7 @@ def test_saved_state_continues_to_the_bit(model_cache: Path, policy: VLMPolicy, 
     expected = weights(runtime)
     resumed = make_runtime(model_cache, policy, run_config())
     for prompt in next_prompts.values():
-        resumed._features(prompt)  # of weights that are about to be replaced
+        resumed.features(prompt)  # of weights that are about to be replaced
     resumed.load(tmp_path)
     assert resumed.policy_version == 1
     stats = train(resumed, record(next_prompts, responses))
